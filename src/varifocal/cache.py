@@ -1,0 +1,120 @@
+"""The key-value cache of one request; the only file that knows transformers' caches."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from varifocal.errors import UnsupportedTarget
+
+_ROOM = 64  # columns that a buffer grows by at least, so that appending seldom copies
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer in a preallocated buffer: append and keep are O(tree)."""
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = key_states.new_empty(0)
+        self.values = value_states.new_empty(0)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append and return everything seen so far, as views."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[-2]
+        self.keys = _room_for(self.keys, key_states, self.length, end)
+        self.values = _room_for(self.values, value_states, self.length, end)
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def keep(self, start: int, rows: Tensor) -> None:
+        """Of the entries from `start` on, keep only `rows`, in this order."""
+        end = start + len(rows)
+        for buffer in (self.keys, self.values):
+            buffer[:, :, start:end] = buffer[:, :, start + rows]  # the right side is a copy
+        self.length = end
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def crop(self, max_length: int) -> None:
+        """Forget the last -max_length entries (transformers' convention since 5.13)."""
+        self.length = self.length + max_length if max_length < 0 else min(self.length, max_length)
+
+
+def _room_for(buffer: Tensor, new: Tensor, used: int, end: int) -> Tensor:
+    if buffer.dim() == new.dim() and buffer.shape[-2] >= end:
+        return buffer
+    shape = (*new.shape[:-2], end + max(_ROOM, end // 2), new.shape[-1])
+    grown = new.new_empty(shape)
+    if used:
+        grown[:, :, :used] = buffer[:, :, :used]
+    return grown
+
+
+class KVCache:
+    """What the target remembers of one request. Grows by a tree, then keeps one path of it."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.layers = [_Layer() for _ in range(num_layers)]
+        self.hf: Cache = Cache(layers=self.layers)  # what transformers' models take
+
+    @property
+    def length(self) -> int:
+        """Entries held, the newest tree included."""
+        return self.layers[0].length
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the buffers, spare room included."""
+        kept = [
+            t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)
+        ]
+        return sum(t.numel() * t.element_size() for t in kept)
+
+    def keep(self, path: Sequence[int], drafted: int) -> None:
+        """Of the last `drafted` entries keep those of `path`, as if no other had been seen."""
+        start = self.length - drafted
+        if list(path) == list(range(len(path))):  # already in place
+            for layer in self.layers:
+                layer.length = start + len(path)
+            return
+        rows = torch.tensor(path, device=self.layers[0].device)
+        for layer in self.layers:
+            layer.keep(start, rows)
+
+
+def check_cacheable(text_config: Any, name: str) -> None:
+    """Refuse, by name, layers that cannot forget rejected tokens."""
+    kinds = set(getattr(text_config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise UnsupportedTarget(
+            f"{name}: varifocal needs full attention in every layer, because others cannot forget "
+            f"rejected drafts; this model has {sorted(kinds)}. Decode it with transformers' own "
+            "generate, or choose a full-attention checkpoint of the family."
+        )

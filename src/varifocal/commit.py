@@ -1,0 +1,104 @@
+"""What is delivered, decided token by token: end tokens, stop texts, budget, whole characters."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from varifocal.result import FinishReason
+
+_UNFINISHED = "\ufffd"  # what a tokenizer shows for the first bytes of a character
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What one block of decided tokens brought."""
+
+    tokens: list[int]
+    text: str  # safe to show: whole characters, and no beginning of a stop text
+
+
+class Commit:
+    """The delivered text of one request.
+
+    A block of tokens is pushed as one; the result is the same as pushing its tokens one by one.
+    The first end by position decides: an end token, a completed stop text, or the last token of
+    the budget, in this order of precedence at one position.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        eos_ids: frozenset[int],
+        max_new_tokens: int,
+        stop: Sequence[str] = (),
+    ) -> None:
+        self._decode, self._eos_ids = decode, eos_ids
+        self._room, self._stop = max_new_tokens, tuple(stop)
+        self.tokens: list[int] = []
+        self.text = ""  # whole characters so far; cut before a stop text
+        self.finish_reason: FinishReason | None = None
+        self._shown = 0  # characters of `text` already delivered
+        self._known = 0  # tokens whose text is in `text`
+        self._context = 0  # tokens re-decoded with the next ones, for spaces at joints
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still come."""
+        return 0 if self.finish_reason else self._room - len(self.tokens)
+
+    def push(self, tokens: Sequence[int]) -> Delivery:
+        """Deliver these decided tokens up to the first end."""
+        before = len(self.tokens)
+        for token in tokens:
+            if self.finish_reason:
+                break
+            self._push_one(token)
+        end = len(self.text) if self.finish_reason else len(self.text) - self._held_back()
+        piece = self.text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return Delivery(self.tokens[before:], piece)
+
+    def _push_one(self, token: int) -> None:
+        self.tokens.append(token)
+        is_eos, is_last = token in self._eos_ids, len(self.tokens) == self._room
+        grown_from = len(self.text)
+        if is_eos:
+            self.tokens.pop()  # its text, if any, is not part of the answer
+            self._read(final=True)
+            self.tokens.append(token)
+        else:
+            self._read(final=is_last)
+        if (cut := self._stop_at(grown_from)) is not None:
+            self.text = self.text[:cut]
+            self.finish_reason = "stop"
+        elif is_eos:
+            self.finish_reason = "eos"
+        elif is_last:
+            self.finish_reason = "length"
+
+    def _read(self, *, final: bool) -> None:
+        """Add the text of tokens not read yet, once it consists of whole characters."""
+        window = self._decode(self.tokens[self._context :])
+        if window.endswith(_UNFINISHED) and not final:
+            return
+        known = self._decode(self.tokens[self._context : self._known])
+        self.text += window[len(known) :]
+        self._context, self._known = self._known, len(self.tokens)
+
+    def _stop_at(self, grown_from: int) -> int | None:
+        """Where to cut: the start of the stop text that is completed first."""
+        found = []
+        for stop in self._stop:
+            start = self.text.find(stop, max(0, grown_from - len(stop) + 1))
+            if start >= 0:
+                found.append((start + len(stop), start))
+        return min(found)[1] if found else None
+
+    def _held_back(self) -> int:
+        """Length of the longest ending of the text that a stop text begins with."""
+        longest = 0
+        for stop in self._stop:
+            for size in range(min(len(stop) - 1, len(self.text)), longest, -1):
+                if self.text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest

@@ -1,0 +1,1 @@
+"""One module per picture family; each has `draw(rng, split) -> Draft`."""

@@ -1,0 +1,85 @@
+"""Draw training batches in a process of their own, ahead of the training that uses them."""
+
+import logging
+import multiprocessing
+import os
+import queue as queues
+import signal
+from collections.abc import Callable, Iterator
+from multiprocessing.queues import Queue
+from typing import Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+AHEAD = 6  # batches drawn in advance
+PATIENCE = 3.0  # seconds for a picture, which takes milliseconds
+
+
+def drawn(draw: Callable[[], T]) -> T | None:
+    """What `draw` returns, or None where a picture did not work out: no reason to end training.
+
+    Only for the main thread of a process, since an alarm ends a draw that takes seconds.
+    """
+    before = signal.signal(signal.SIGALRM, _give_up)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    try:
+        return draw()
+    except (AssertionError, ValueError, TimeoutError) as error:
+        logger.warning("a picture is left out: %s", error)
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _give_up(*_: object) -> None:
+    raise TimeoutError(f"not drawn in {PATIENCE} s")
+
+
+def _draw_forever(make: Callable[[int], tuple[T, int]], index: int, queue: "Queue[object]") -> None:
+    parent = os.getppid()
+    while True:
+        item: object
+        try:
+            item = batch, index = make(index)
+        except Exception as error:  # the parent must learn of it, or it would wait for ever
+            item = error
+        while True:
+            try:
+                queue.put(item, timeout=5)
+                break
+            except queues.Full:
+                if os.getppid() != parent:  # training was killed, nobody will ever take it
+                    queue.cancel_join_thread()
+                    return
+        if isinstance(item, Exception):
+            return
+
+
+class Feed(Generic[T]):
+    """Batches of `make(index) -> (batch, next index)`, in order, drawn in the background.
+
+    `make` is pickled into the process once, so it may keep state of its own there.
+    """
+
+    def __init__(self, make: Callable[[int], tuple[T, int]], index: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.index = index  # of the first picture not used yet: what a checkpoint must hold
+        self._queue: Queue[object] = context.Queue(AHEAD)
+        self._process = context.Process(
+            target=_draw_forever, args=(make, index, self._queue), daemon=True
+        )
+        self._process.start()
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            item = self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            batch, self.index = item  # type: ignore[misc]
+            yield batch
+
+    def close(self) -> None:
+        """End the process. Batches drawn ahead are dropped."""
+        self._process.terminate()
+        self._process.join()

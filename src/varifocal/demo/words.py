@@ -1,0 +1,161 @@
+"""Words, names, codes, prices and dates to print; a part of each list is kept for the test.
+
+Every third entry of a list is held out: train and valid never print it, and half of the words
+of a test picture come from there.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+from varifocal.demo.sample import Split
+
+WORDS: Final = tuple("""
+ABLE ACORN ACT ADD AGE AIR ALLEY AMBER ANCHOR ANGLE APPLE APRIL APRON ARCH AREA ARROW ASH ATLAS
+ATTIC AUGUST AUTUMN AXE BADGE BAKER BALL BAMBOO BAND BANK BARN BASIN BASKET BAY BEACH BEAD BEAM
+BEAR BEAVER BELL BELT BENCH BERRY BIKE BIRCH BIRD BLANKET BLOCK BLOOM BLUE BOARD BOAT BOLD BONE
+BOOK BOOT BOTTLE BOWL BOX BRANCH BRAVE BREAD BRICK BRIDGE BRIGHT BROOK BROOM BRUSH BUCKET BUS
+BUTTON CABIN CABLE CAMEL CAMP CANAL CANDLE CANOE CANYON CARD CARGO CARPET CART CASTLE CAVE CEDAR
+CELLAR CHAIN CHAIR CHALK CHERRY CHESS CHEST CHURCH CIRCLE CITY CLAY CLEAN CLIFF CLOCK CLOSED
+CLOUD CLOVER COAST COAT COLD COPPER CORAL CORN COTTON CRANE CREEK CROW CROWN CURVE DAISY DAM
+DANCE DAWN DEEP DEER DELTA DESK DOCK DOOR DOVE DRAGON DRAW DREAM DRIFT DRUM DRY DUCK DUNE DUST
+EAGLE EARLY EARTH EAST ECHO EDGE ELBOW ELM EMPTY ENGINE ENTER EVEN EXIT FABRIC FALCON FARM FAST
+FEATHER FENCE FERN FERRY FIELD FILM FIRE FISH FLAG FLAME FLINT FLOOR FLUTE FOG FOREST FORK FORT
+FOX FRAME FRESH FROG FROST FRUIT GARDEN GATE GHOST GIANT GLASS GLOBE GLOVE GOAT GOLD GOOSE GRAIN
+GRAND GRAPE GRASS GRAVEL GREEN GROVE GUARD GUEST GUIDE GUITAR HALL HAMMER HARBOR HARP HAT HAWK
+HAZEL HEART HEAVY HEDGE HERON HIGH HILL HOLLOW HONEY HOOK HORN HORSE HOTEL HOUSE ICE INK INN
+IRON ISLAND IVORY IVY JACKET JAR JEWEL JULY JUMP JUNE JUNGLE KEEP KETTLE KEY KIND KING KITE KNOT
+LABEL LADDER LAKE LAMP LANE LARGE LATE LEAF LEDGE LEMON LEVEL LIGHT LILY LIME LINEN LION LITTLE
+LOCK LOG LONG LOTUS LOUD LUCKY LUNCH MAGNET MAJOR MANGO MAPLE MARBLE MARCH MARKET MARSH MEADOW
+MELON METAL MIDDLE MILL MINT MIRROR MIST MOON MOSS MOTOR MOUSE MOUTH MUSEUM MUSIC NAVY NEEDLE
+NEST NEW NICKEL NIGHT NOBLE NOON NORTH NOVEL NUMBER OAK OASIS OCEAN OFFICE OLD OLIVE OPAL OPEN
+ORBIT ORCHID OTTER OVEN OWL OXEN PAINT PALACE PALM PANEL PAPER PARADE PARK PATH PEAR PEARL
+PENCIL PEPPER PIANO PIER PILLOW PILOT PINE PLAIN PLANET PLANT PLATE PLUM POCKET POINT POND PONY
+PORT POST PRESS PRIVATE PROUD PULL PUMP PUSH QUAIL QUARRY QUARTZ QUEEN QUICK QUIET QUILT RABBIT
+RADIO RAIL RAIN RAPID RAVEN RED REED RIBBON RICE RIDGE RING RIVER ROAD ROBIN ROCK ROOF ROOM ROPE
+ROSE ROUND ROUTE ROYAL RUBY SADDLE SAFE SAIL SALMON SALT SAND SCARF SCHOOL SEED SHADE SHELL
+SHIP SHOE SHOP SHORE SILK SILVER SLOPE SLOW SMALL SMOKE SNAIL SNOW SOAP SOFT SOUTH SPARK SPICE
+SPOON SPRING STAFF STAGE STAIR STAR START STATION STEAM STEEL STONE STOP STORM STREAM STREET
+SUGAR SUMMER SUN SWAN SWIFT TABLE TEMPLE TENT THISTLE THORN TIDE TIGER TIMBER TOAST TOKEN
+TOOLS TOP TOWER TOWN TRAIL TRAIN TREE TROUT TULIP TUNNEL TURTLE UNDER UNIT UPPER URBAN VALLEY
+VALVE VAN VELVET VIEW VILLAGE VINE VIOLET VISIT WAGON WALL WALNUT WARM WATER WAVE WAX WEST
+WHALE WHEAT WHEEL WHITE WIDE WILD WILLOW WIND WINDOW WING WINTER WIRE WOLF WOOD WOOL WORD YARD
+YARN YEAR YELLOW YOUNG ZEBRA ZERO ZINC ZONE
+""".split())
+
+GOODS: Final = tuple("""
+TEA MILK BREAD RICE SOAP EGGS CAKE CORN FISH HAM JAM JUICE SALT SOUP LEMON APPLE PEAR PLUM GRAPE
+CHEESE BUTTER HONEY PASTA BEANS NUTS OIL SUGAR FLOUR OATS PIE TUNA BEEF LAMB PORK KALE LEEK
+ONION GARLIC PEAS MINT BASIL DILL CREAM YEAST COCOA COFFEE WATER SODA BAGEL ROLL TOAST SALAD
+MELON MANGO KIWI LIME FIG DATE OLIVE CARROT POTATO TOMATO PEPPER RADISH BROOM BRUSH TOWEL SPONGE
+CANDLE MATCH PEN PAPER TAPE GLUE STRING NAILS PAINT LAMP BULB CABLE SOCKS HAT GLOVES SCARF
+""".split())
+
+NAMES: Final = tuple("""
+ADA ALAN ALICE AMY ANNA BEN BORIS BRUNO CARL CARLA CLARA COLIN DAN DANA DAVID DORA EDITH ELI
+ELLA EMIL EMMA ERIC EVA FELIX FINN FLORA FRANK FRED GINA GRACE GUS HANNA HELEN HUGO IAN IDA INA
+IRIS IVAN JACK JANE JOAN JOEL JULIA KARL KATE KIM KURT LARA LEA LENA LEO LILA LOUIS LUCY LUKE
+MARA MARIA MARK MAX MAYA MIA MILO NADIA NED NINA NOAH NORA OLGA OMAR OSCAR OTTO PAUL PETER PIA
+RALPH RITA ROSA RUTH SAM SARA SIMON SOFIA TARA TED THEO TOM UMA VERA VICTOR WANDA WILL ZOE
+""".split())
+
+SURNAMES: Final = tuple("""
+ABBOT ADLER BAKER BANKS BELL BISHOP BLAKE BOND BROOKS BURKE CARR CLARK COLE COOPER CROSS DALE
+DIXON DRAKE DUNN ELLIS FIELD FISHER FORD FOSTER FOX GRANT GRAY GREEN HALE HARDY HAYES HOLT HUNT
+IRWIN JONES KANE KELLY KING KNOX LANE LLOYD LONG MARSH MASON MEYER MILLS MOORE MOSS NASH NOLAN
+OWEN PAGE PALMER PERRY POPE PRICE QUINN REED RHODES RICE ROSE ROWE SHAW SLOAN SMITH STONE SWIFT
+TAYLOR TODD TURNER VANCE WADE WALSH WARD WEBB WELLS WEST WOLFE WOODS YATES YORK
+""".split())
+
+CITIES: Final = tuple("""
+ACCRA ATHENS AUSTIN BASEL BERLIN BERN BOSTON CAIRO CHENNAI CORK DAKAR DALLAS DELHI DENVER DOHA
+DUBAI DUBLIN GENEVA GENOA GHENT HANOI HAVANA IBADAN JAKARTA KYIV KYOTO LAGOS LEEDS LIMA LISBON
+LONDON LYON MADRID MALMO MANILA MIAMI MILAN MOSCOW MUMBAI NAIROBI NAPLES NICE OSAKA OSLO OTTAWA
+PARIS PERTH PORTO PRAGUE QUITO RABAT RIGA ROME SEOUL SOFIA SPLIT SYDNEY TAIPEI TOKYO TUNIS TURIN
+VENICE VIENNA WARSAW YORK ZAGREB ZURICH
+""".split())
+
+_ONSETS: Final = "B BL BR C CH D DR F FL G GR H J K L M N P PL QU R S SH ST T TR V W Z".split()
+_VOWELS: Final = "A E I O U AI EA OO OU".split()
+_CODAS: Final = "B CK D G K L LD M N ND NT P R RK RT S ST T X".split()
+_LETTERS: Final = "ABCDEFGHJKLMNPRSTUVWXYZ"  # I, O and Q read as 1 and 0 in some faces
+
+
+def draw_from(rng: Random, split: Split, entries: Sequence[str]) -> str:
+    """One entry that this split may print."""
+    if split == "test" and rng.random() < 0.5:
+        return entries[rng.randrange(len(entries) // 3) * 3 + 2]
+    index = rng.randrange((len(entries) // 3) * 2)
+    return entries[index // 2 * 3 + index % 2]
+
+
+def draw_some(
+    rng: Random, split: Split, entries: Sequence[str], number: int, max_length: int = 99
+) -> list[str]:
+    """`number` different entries of at most `max_length` characters."""
+    found: list[str] = []
+    while len(found) < number:
+        entry = draw_from(rng, split, entries)
+        if entry not in found and len(entry) <= max_length:
+            found.append(entry)
+    return found
+
+
+def invented(rng: Random) -> str:
+    """A word that is in no list, so that it must be read letter by letter."""
+    parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.choice((1, 2, 2)))]
+    return "".join(parts) + rng.choice(_CODAS)
+
+
+def word(rng: Random, split: Split, max_length: int = 9) -> str:
+    """A word of the list, or one in three times an invented one."""
+    while True:
+        entry = invented(rng) if rng.random() < 0.33 else draw_from(rng, split, WORDS)
+        if len(entry) <= max_length:
+            return entry
+
+
+def different_words(rng: Random, split: Split, number: int, max_length: int = 9) -> list[str]:
+    found: list[str] = []
+    while len(found) < number:
+        entry = word(rng, split, max_length)
+        if entry not in found:
+            found.append(entry)
+    return found
+
+
+def letters(rng: Random, number: int) -> str:
+    return "".join(rng.choice(_LETTERS) for _ in range(number))
+
+
+def digits(rng: Random, number: int) -> str:
+    return "".join(rng.choice("0123456789") for _ in range(number))
+
+
+def code(rng: Random) -> str:
+    """A code such as `KR-482`, `7B4`, `TX 1093`."""
+    form = rng.randrange(5)
+    if form == 0:
+        return f"{letters(rng, 2)}-{digits(rng, 3)}"
+    if form == 1:
+        return f"{letters(rng, 1)}{digits(rng, 2)}{letters(rng, 1)}"
+    if form == 2:
+        return f"{letters(rng, 3)}{digits(rng, 3)}"
+    if form == 3:
+        return f"{digits(rng, 2)}-{digits(rng, 3)}"
+    return f"{letters(rng, 2)}{digits(rng, 4)}"
+
+
+def price(rng: Random, below: int = 10) -> str:
+    """A price such as `3.45`, from 0.05 up, in steps of five cents."""
+    cents = rng.randrange(1, below * 20) * 5
+    return f"{cents // 100}.{cents % 100:02d}"
+
+
+def date(rng: Random) -> str:
+    """`15/08/27`: day, month, year."""
+    return f"{rng.randint(1, 28):02d}/{rng.randint(1, 12):02d}/{rng.randint(20, 29)}"
+
+
+def clock(rng: Random) -> str:
+    return f"{rng.randint(6, 22):02d}:{rng.randrange(0, 60, 5):02d}"

@@ -1,0 +1,133 @@
+"""How much to draft in a round: fixed by the caller, or weighed against the measured cost."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """Seconds that the parts of a round take on this machine.
+
+    `verify[n]` is one target forward over n + 1 rows: the root and n drafted nodes.
+    """
+
+    verify: tuple[float, ...]
+    step: float  # one draft forward over a level of the tree
+    start: float  # the round's first draft forward, over the tokens accepted before
+    other: float  # acceptance, cache, delivery
+
+    @property
+    def plain(self) -> float:
+        """A round without a draft."""
+        return self.verify[0] + self.other
+
+    def best_size(self, scores: Float[Tensor, " n"], spent: float) -> int:
+        """How many of these nodes to verify so that tokens come fastest.
+
+        `scores` are probabilities of being accepted in descending order, `spent` the seconds of
+        drafting already paid: argmax over n of (1 + sum scores[:n]) / (spent + cost of n nodes).
+        """
+        n = min(len(scores), len(self.verify) - 1)
+        seconds = torch.tensor(self.verify[: n + 1], dtype=torch.float64) + (spent + self.other)
+        tokens = torch.ones(n + 1, dtype=torch.float64)
+        tokens[1:] += scores[:n].double().cpu().cumsum(0)
+        return int((tokens / seconds).argmax())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a drafter may propose in this round."""
+
+    depth: int  # longest path below the root; 0 means: do not draft
+    nodes: int  # drafted nodes, the root not counted
+    cost: CostModel | None = None  # if given, a drafter stops where going on does not pay
+    confidence: float = 0.8  # running acceptance of single drafted tokens, for unscored drafts
+
+
+class Planner(ABC):
+    """Chooses each round's budget for one request; learns from what was accepted."""
+
+    @abstractmethod
+    def budget(self, room: int) -> Budget:
+        """For a round after which at most `room` tokens may come besides the target's own."""
+
+    @abstractmethod
+    def learn(self, budget: Budget, num_drafted: int, num_accepted: int) -> None:
+        """Take note of a finished round."""
+
+    @property
+    def fallback(self) -> str | None:
+        """Why rounds were decoded plainly, if any were."""
+        return None
+
+
+class FixedPlanner(Planner):
+    """The same budget every round."""
+
+    def __init__(self, depth: int, nodes: int) -> None:
+        self._depth, self._nodes = depth, nodes
+
+    def budget(self, room: int) -> Budget:
+        """The fixed budget, no deeper than the room."""
+        return Budget(depth=min(self._depth, room), nodes=self._nodes)
+
+    def learn(self, budget: Budget, num_drafted: int, num_accepted: int) -> None:
+        """Nothing to learn."""
+
+
+class AutoPlanner(Planner):
+    """Drafts as long as it pays, and decodes plainly for a while where it does not."""
+
+    REST = 12  # plain rounds before drafting is tried again
+
+    def __init__(self, cost: CostModel, depth: int, nodes: int) -> None:
+        self._cost, self._depth, self._nodes = cost, depth, nodes
+        self._tokens, self._seconds = 0.0, 0.0  # running sums over drafted rounds, decayed
+        self._confidence = 0.8
+        self._rest = 0
+        self._num_plain = self._num_rounds = 0
+
+    def budget(self, room: int) -> Budget:
+        """Everything that may pay; the drafter trims it with the cost model."""
+        self._num_rounds += 1
+        if self._rest > 0 and room > 0:
+            self._rest -= 1
+            self._num_plain += 1
+            return Budget(depth=0, nodes=0)
+        return Budget(
+            depth=min(self._depth, room),
+            nodes=self._nodes,
+            cost=self._cost,
+            confidence=self._confidence,
+        )
+
+    def learn(self, budget: Budget, num_drafted: int, num_accepted: int) -> None:
+        """Rest when the recent drafted rounds were slower than plain ones would have been."""
+        if budget.depth == 0 or num_drafted == 0:
+            return
+        cost, keep = self._cost, 0.85
+        steps = budget.depth - 1 if cost.step else 0
+        size = min(num_drafted, len(cost.verify) - 1)
+        seconds = cost.start + steps * cost.step + cost.verify[size] + cost.other
+        self._tokens = keep * self._tokens + num_accepted + 1
+        self._seconds = keep * self._seconds + seconds
+        tried = min(num_accepted + 1, num_drafted)
+        self._confidence += 0.1 * (num_accepted / tried - self._confidence)
+        enough = self._seconds > 4 * seconds  # a few rounds seen
+        if enough and self._tokens * cost.plain < 0.97 * self._seconds:
+            self._rest = self.REST
+            self._tokens = self._seconds = 0.0
+
+    @property
+    def fallback(self) -> str | None:
+        """How many rounds were plain, and why."""
+        if not self._num_plain:
+            return None
+        return (
+            f"{self._num_plain} of {self._num_rounds} rounds were decoded plainly: "
+            "drafting did not pay there"
+        )

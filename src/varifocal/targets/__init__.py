@@ -1,0 +1,118 @@
+"""Families of target models: one file each; the checkpoint's `model_type` finds its file."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+)
+
+from varifocal.errors import UnsupportedTarget
+from varifocal.targets._hf import HFTarget
+
+
+def target_classes() -> dict[str, type[HFTarget]]:
+    """Every family by the name of its file."""
+    found = {}
+    for info in iter_modules(__path__):
+        if not info.name.startswith("_"):
+            module = import_module(f"{__name__}.{info.name}")
+            classes = [c for c in vars(module).values() if isinstance(c, type)]
+            (found[info.name],) = [c for c in classes if c.__module__ == module.__name__]
+    return found
+
+
+def load_target(
+    name_or_path: str = "demo",
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    exact_rows: bool = False,
+    attention: str = "sdpa",
+) -> HFTarget:
+    """A frozen target: "demo" (the embedded model), a local folder, or a hub id.
+
+    `dtype=None` takes bfloat16 where the device computes it natively, else float32.
+    """
+    path = demo_folder() if name_or_path == "demo" else name_or_path
+    _check_folder(path)
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UnsupportedTarget(
+            f"{name_or_path!r} is neither a folder with a checkpoint nor a model that can be "
+            f'fetched here ({_first_line(error)}). Give a folder, a hub id, or "demo".'
+        ) from error
+    family = _family(config.model_type, str(name_or_path))
+    has_pictures = hasattr(config, "vision_config")
+    loader = AutoModelForImageTextToText if has_pictures else AutoModelForCausalLM
+    processor_loader = AutoProcessor if has_pictures else AutoTokenizer
+    try:
+        model: Any = loader.from_pretrained(
+            path, dtype=dtype or native_dtype(device), attn_implementation=attention
+        )
+        processor = processor_loader.from_pretrained(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnsupportedTarget(
+            f"the checkpoint {name_or_path!r} cannot be read: {_first_line(error)}. Its files may "
+            "be incomplete; fetch or copy them again."
+        ) from error
+    return family(model.to(device), processor, str(name_or_path), exact_rows=exact_rows)
+
+
+def native_dtype(device: str | torch.device = "cpu") -> torch.dtype:
+    """bfloat16 where the device has instructions for it, else float32."""
+    if torch.device(device).type == "cuda":
+        return torch.bfloat16
+    if torch.device(device).type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        flags = Path("/proc/cpuinfo")
+        if flags.exists() and "avx512_bf16" in flags.read_text():
+            return torch.bfloat16
+    return torch.float32
+
+
+def demo_folder() -> Path:
+    """Where the embedded model's checkpoint lies in this package."""
+    folder = Path(__file__).parent.parent / "demo" / "weights" / "target"
+    if not (folder / "model.safetensors").exists():
+        raise UnsupportedTarget(
+            f"the embedded model is missing from {folder}; install varifocal again, or make it "
+            "with `varifocal demo build`"
+        )
+    return folder
+
+
+def _family(model_type: str, name: str) -> type[HFTarget]:
+    families = target_classes()
+    for family in families.values():
+        if model_type in family.model_types:
+            return family
+    known = sorted(t for f in families.values() for t in f.model_types)
+    raise UnsupportedTarget(
+        f"{name} is a {model_type!r} model; varifocal knows {', '.join(known)}. "
+        "See CONTRIBUTING.md for adding a family: it is one file."
+    )
+
+
+def _check_folder(path: str | Path) -> None:
+    config = Path(path) / "config.json"
+    if not Path(path).is_dir():
+        return
+    try:
+        json.loads(config.read_text())
+    except FileNotFoundError:
+        raise UnsupportedTarget(f"{path} is a folder without config.json: no checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise UnsupportedTarget(f"{config} cannot be read as JSON ({error})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

@@ -1,0 +1,322 @@
+"""Targets on stock transformers models; each family fills in what only it knows."""
+
+import hashlib
+import inspect
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from varifocal.cache import KVCache, check_cacheable
+from varifocal.errors import BadRequest, UnsupportedTarget
+from varifocal.request import Request
+from varifocal.target import Forward, Prompt, Target, Want
+from varifocal.targets._exact import EXACT_ROWS, exact_attention_name
+from varifocal.tree import DraftTree
+
+_SUPPORTED_ATTENTION = ("sdpa", "eager", exact_attention_name())
+
+
+class HFTarget(Target):
+    """A transformers model with a plain decoder inside. One request per forward call for now.
+
+    `exact_rows` makes logits bit-equal for plain and tree forwards: at least EXACT_ROWS rows
+    per forward and attention whose sums do not depend on where entries lie in the cache.
+    """
+
+    def __init__(self, model: Any, processor: Any, name: str, *, exact_rows: bool = False) -> None:
+        self.model, self.processor, self.name = model.eval(), processor, name
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        text_config = model.config.get_text_config()
+        check_cacheable(text_config, name)
+        self._text_model, self._lm_head = self.text_parts()
+        self._check_attention(text_config)
+        self.exact_rows = exact_rows
+        if exact_rows:
+            text_config._attn_implementation = exact_attention_name()
+        self.vocab_size = int(self._lm_head.weight.shape[0])
+        self.hidden_size = int(text_config.hidden_size)
+        self.num_layers = int(text_config.num_hidden_layers)
+        self.context_length = int(text_config.max_position_embeddings)
+        self.eos_ids = _eos_ids(model, self.tokenizer)
+        self.banned_ids = frozenset(_special_ids(self.tokenizer)) - self.eos_ids
+        self.device, self.dtype = model.device, model.dtype
+        self._fingerprint = ""
+        # Renamed in transformers 5.24; the decoder's signature tells which name it knows.
+        known = inspect.signature(type(self._text_model).forward).parameters
+        self._cache_keyword = "cache" if "cache" in known else "past_key_values"
+
+    # -- what a family knows -------------------------------------------------------------------
+
+    @abstractmethod
+    def text_parts(self) -> tuple[Any, Any]:
+        """The decoder without its head, and the head."""
+
+    @abstractmethod
+    def process_images(self, request: Request) -> tuple[dict[str, Tensor], list[int]]:
+        """Pixels for the vision tower, and the number of slots of each picture."""
+
+    @abstractmethod
+    def image_features(self, pixels: dict[str, Tensor]) -> Float[Tensor, "M D"]:
+        """Projected visual tokens of all pictures, in slot order."""
+
+    model_types: ClassVar[tuple[str, ...]]  # of the checkpoints' config.json
+    image_token: str | None = None  # the placeholder of one picture in the chat template
+
+    # -- the contract --------------------------------------------------------------------------
+
+    def encode(self, request: Request) -> Prompt:
+        """Chat template, then one slot per visual token."""
+        if request.images and self.image_token is None:
+            raise BadRequest(
+                f"{self.name} reads no pictures; leave them out or choose a VLM target"
+            )
+        pixels, slots = self.process_images(request) if request.images else ({}, [])
+        ids = self._template_ids(request)
+        tokens, image_of = _expand(ids, self._image_id, slots)
+        room = self.context_length - len(tokens)
+        if request.max_new_tokens > room:
+            raise BadRequest(
+                f"the prompt takes {len(tokens)} tokens ({sum(slots)} of them for pictures) and "
+                f"{request.max_new_tokens} more are asked for, but {self.name} holds "
+                f"{self.context_length}; ask for at most {max(room, 0)}"
+            )
+        return Prompt(
+            torch.tensor(tokens, device=self.device),
+            torch.tensor(image_of, device=self.device),
+            {k: v.to(self.device) for k, v in pixels.items()},
+            request,
+        )
+
+    def prefill(self, prompt: Prompt, want: Want) -> tuple[KVCache, Forward]:
+        """One causal pass over the prompt, pictures in their slots."""
+        embeddings = self.embed(prompt.tokens)
+        if prompt.pixels:
+            features = self.image_features(prompt.pixels)
+            slots = int(prompt.is_image.sum())
+            if len(features) != slots:
+                raise RuntimeError(
+                    f"{len(features)} visual tokens for {slots} slots in {self.name}"
+                )
+            embeddings = embeddings.clone()
+            embeddings[prompt.is_image] = features.to(embeddings.dtype)
+        cache = KVCache(self.num_layers)
+        positions = torch.arange(len(embeddings), device=self.device)
+        final, hidden = self._run(embeddings, positions, None, cache, want)
+        return cache, _forward(self.head(final[-1:]), final, hidden, embeddings, want)
+
+    def forward(
+        self, trees: Sequence[DraftTree], caches: Sequence[KVCache], want: Want
+    ) -> list[Forward]:
+        """Each tree against its own cache. Requests are run in turn until batches are built."""
+        return [self._forward(t, c, want) for t, c in zip(trees, caches, strict=True)]
+
+    def _forward(self, tree: DraftTree, cache: KVCache, want: Want) -> Forward:
+        n, length = len(tree), cache.length
+        rows = max(n, EXACT_ROWS) if self.exact_rows else n
+        tokens, depth, ancestry = tree.tokens, tree.depth, tree.ancestry
+        if rows > n:  # idle rows that see only themselves and the text; their entries are dropped
+            tokens = torch.cat([tokens, tokens[:1].expand(rows - n)])
+            depth = torch.cat([depth, depth[:1].expand(rows - n)])
+            padded = torch.eye(rows, dtype=torch.bool, device=self.device)
+            padded[:n, :n] = ancestry
+            ancestry = padded
+        mask = None
+        if rows > 1:
+            # A float mask: eager attention would add a bool mask as numbers, silently.
+            mask = torch.zeros(rows, length + rows, dtype=self.dtype, device=self.device)
+            mask[:, length:].masked_fill_(~ancestry, torch.finfo(self.dtype).min)
+            mask = mask[None, None]
+        embeddings = self.embed(tokens)
+        final, hidden = self._run(embeddings, length + depth, mask, cache, want)
+        if rows > n:
+            final = final[:n]
+            hidden = None if hidden is None else hidden[:n]
+            cache.keep(range(n), rows)
+        return _forward(self.head(final), final, hidden, embeddings[:n], want)
+
+    def _run(
+        self,
+        embeddings: Float[Tensor, "N D"],
+        positions: Int64[Tensor, " N"],
+        mask: Tensor | None,
+        cache: KVCache,
+        want: Want,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The decoder on these rows; also the states leaving the wanted layers."""
+        with _tapped(self._text_model.layers, want.layers) as taps:
+            out = self._text_model(
+                inputs_embeds=embeddings[None],
+                attention_mask=mask,
+                position_ids=positions[None],
+                use_cache=True,
+                **{self._cache_keyword: cache.hf},
+            )
+        hidden = torch.stack([taps[i] for i in want.layers], 1) if want.layers else None
+        return out.last_hidden_state[0], hidden
+
+    def embed(self, tokens: Int64[Tensor, " n"]) -> Float[Tensor, "n D"]:
+        """The target's own input embeddings."""
+        return self._text_model.embed_tokens(tokens)  # type: ignore[no-any-return]
+
+    def head(self, states: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
+        """The target's own LM head."""
+        return self._lm_head(states)  # type: ignore[no-any-return]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Special tokens have no text."""
+        return self.tokenizer.decode(  # type: ignore[no-any-return]
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of shapes, vocabulary and samples of every weight; computed once."""
+        if not self._fingerprint:
+            digest = hashlib.sha256()
+            for name, weight in sorted(self.model.state_dict().items()):
+                flat = weight.detach().reshape(-1)
+                sample = flat[:: max(1, len(flat) // 64)][:64].float().cpu()
+                # Rounded, so that fp16, bf16 and fp32 loads of one checkpoint agree.
+                digest.update(
+                    f"{name}{tuple(weight.shape)}{float(sample.abs().sum()):.1e}".encode()
+                )
+            vocabulary = sorted(self.tokenizer.get_vocab().items())
+            digest.update(repr(vocabulary).encode())
+            self._fingerprint = digest.hexdigest()[:16]
+        return self._fingerprint
+
+    # -- joinery -------------------------------------------------------------------------------
+
+    def _check_attention(self, text_config: Any) -> None:
+        used = text_config._attn_implementation
+        if used not in _SUPPORTED_ATTENTION:
+            raise UnsupportedTarget(
+                f"{self.name} uses {used!r} attention, which takes no tree mask; load it with "
+                'attn_implementation="sdpa" or "eager"'
+            )
+
+    @property
+    def _image_id(self) -> int:
+        if self.image_token is None:
+            return -1
+        return int(self.tokenizer.convert_tokens_to_ids(self.image_token))
+
+    def _template_ids(self, request: Request) -> list[int]:
+        """Ids of the rendered chat, one placeholder per picture; typed placeholders stay text."""
+        typed = _Typed(self.tokenizer, request)
+        text = self.processor.apply_chat_template(
+            typed.messages, add_generation_prompt=True, tokenize=False
+        )
+        bos = self.tokenizer.bos_token
+        add_bos = not (bos and text.startswith(bos))
+        ids: list[int] = []
+        for piece, is_plain in typed.split(text):
+            ids += self.tokenizer(
+                piece,
+                add_special_tokens=add_bos and not ids,
+                split_special_tokens=is_plain,
+            )["input_ids"]
+        return ids
+
+
+class _Typed:
+    """Special-token names that a user typed, kept apart from those of the chat template."""
+
+    def __init__(self, tokenizer: Any, request: Request) -> None:
+        names = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, names))) if names else None
+        self._typed: list[str] = []
+        text = "".join(p for m in request.messages for p in m.parts if isinstance(p, str))
+        # Two private-use characters that this request does not contain bracket a stand-in.
+        free = (chr(c) for c in range(0xE000, 0xF8FF) if chr(c) not in text)
+        self._open, self._close = next(free), next(free)
+        self.messages = [
+            {"role": m.role, "content": [self._part(p) for p in m.parts]} for m in request.messages
+        ]
+
+    def _part(self, part: Any) -> dict[str, str]:
+        if not isinstance(part, str):
+            return {"type": "image"}
+        text = self._names.sub(self._stand_in, part) if self._names else part
+        return {"type": "text", "text": text}
+
+    def _stand_in(self, match: re.Match[str]) -> str:
+        self._typed.append(match.group())
+        return f"{self._open}{len(self._typed) - 1}{self._close}"
+
+    def split(self, text: str) -> Iterator[tuple[str, bool]]:
+        """Pieces of the rendered chat; True marks what must not be read as special tokens."""
+        for k, piece in enumerate(re.split(f"{self._open}(\\d+){self._close}", text)):
+            if k % 2:
+                yield self._typed[int(piece)], True
+            elif piece:
+                yield piece, False
+
+
+def _expand(ids: Sequence[int], image_id: int, slots: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Replace the k-th placeholder by as many slots as picture k has."""
+    if ids.count(image_id) != len(slots):
+        raise BadRequest(
+            f"the chat template made {ids.count(image_id)} picture slots for {len(slots)} "
+            "pictures; this checkpoint's template cannot show the pictures where they stand"
+        )
+    tokens: list[int] = []
+    image_of: list[int] = []
+    image = 0
+    for token in ids:
+        count = 1
+        if token == image_id:
+            count = slots[image]
+            image += 1
+        tokens += [token] * count
+        image_of += [image - 1 if token == image_id else -1] * count
+    return tokens, image_of
+
+
+def _forward(
+    logits: Tensor, final: Tensor, hidden: Tensor | None, embeddings: Tensor, want: Want
+) -> Forward:
+    return Forward(
+        logits,
+        hidden=hidden,
+        final=final if want.final else None,
+        embeddings=embeddings if want.embeddings else None,
+    )
+
+
+@contextmanager
+def _tapped(layers: Any, wanted: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Collect the states leaving the wanted layers (counted from 1) during one forward."""
+    taps: dict[int, Tensor] = {}
+    handles = []
+    for number in wanted:
+
+        def hook(_module: Any, _args: Any, out: Any, number: int = number) -> None:
+            taps[number] = (out[0] if isinstance(out, tuple) else out)[0]
+
+        handles.append(layers[number - 1].register_forward_hook(hook))
+    try:
+        yield taps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    generation = getattr(model, "generation_config", None)
+    configured = getattr(generation, "eos_token_id", None)
+    if configured is None:
+        configured = tokenizer.eos_token_id
+    ids = configured if isinstance(configured, list | tuple) else [configured]
+    return frozenset(int(i) for i in ids if i is not None)
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {int(i) for i, t in added.items() if t.special} | set(tokenizer.all_special_ids)
