@@ -9,7 +9,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-install_import_hook("varifocal", "beartype.beartype")  # before anything imports varifocal
+install_import_hook("varifocal", "typecheck.checked")  # before anything imports varifocal
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or min(2, os.cpu_count() or 1)))
 

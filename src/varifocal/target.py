@@ -103,11 +103,11 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def embed(self, tokens: Int64[Tensor, " n"]) -> Float[Tensor, "n D"]:
+    def embed(self, tokens: Int64[Tensor, "*n"]) -> Float[Tensor, "*n D"]:
         """The frozen input embeddings."""
 
     @abstractmethod
-    def head(self, states: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
+    def head(self, states: Float[Tensor, "*n D"]) -> Float[Tensor, "*n V"]:
         """The frozen LM head, on states like `Forward.final`."""
 
     @abstractmethod

@@ -24,7 +24,13 @@ def turn(rng: Random, questions: Sequence[str], marked: str) -> Turn:
     """One of the phrasings, with an answer in which <...> encloses the fields."""
     fields = tuple(_FIELD.findall(marked))
     assert fields, marked
-    return Turn(rng.choice(questions), _FIELD.sub(r"\1", marked), fields)
+    answer = _FIELD.sub(r"\1", marked)
+    return Turn(_with_article(rng.choice(questions)), _with_article(answer), fields)
+
+
+def _with_article(text: str) -> str:
+    """Orange is the only colour or shape before which `a` becomes `an`."""
+    return text.replace(" a orange", " an orange")
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -97,21 +97,29 @@ def draw_face(rng: Random, split: Split, *, may_hold_out: bool = False) -> Face:
     return Face(font, size, round(min(9.0, max(7.0, advance + rng.uniform(0.0, 0.7))), 2))
 
 
+class _Stencil(NamedTuple):
+    """The ink of one character, cut to its box."""
+
+    mask: Image.Image
+    top: int  # from the baseline, negative above it
+    width: int
+    height: int
+
+
 @lru_cache(maxsize=64)
 def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(FONT_FOLDER / f"{name}.ttf"), size)
 
 
 @lru_cache(maxsize=2048)
-def _stencil(name: str, size: int, char: str) -> tuple[Image.Image, int]:
-    """The ink of one character, cut to its box, and how far its top lies over the baseline."""
+def _stencil(name: str, size: int, char: str) -> _Stencil:
     font = _font(name, size)
     left, top, right, bottom = (int(edge) for edge in font.getbbox(char, anchor="ls"))
     mask = Image.new("L", (right - left + 2, bottom - top + 2), 0)
     ImageDraw.Draw(mask).text((1 - left, 1 - top), char, fill=255, font=font, anchor="ls")
     ink = mask.point(lambda level: 255 if level > 40 else 0).getbbox()
     assert ink is not None, char
-    return mask.crop(ink), top - 1 + ink[1]
+    return _Stencil(mask.crop(ink), top - 1 + ink[1], ink[2] - ink[0], ink[3] - ink[1])
 
 
 @lru_cache(maxsize=512)
@@ -168,7 +176,7 @@ class Canvas:
             return self.face.pitch
         if char == " ":
             return _LEAST_ADVANCE
-        return max(_LEAST_ADVANCE, _stencil(self.face.font, self.face.size, char)[0].width + 2)
+        return max(_LEAST_ADVANCE, _stencil(self.face.font, self.face.size, char).width + 2)
 
     def measure(self, text: str) -> float:
         return sum(self.advance(char) for char in text)
@@ -212,18 +220,17 @@ class Canvas:
     def write_at(self, text: str, left: float, centre: float, ink: Colour | None = None) -> float:
         """Print `text` from `left` with the middle of its capitals at `centre`; the right end."""
         font, size = self.face.font, self.face.size
-        cap = -_stencil(font, size, "H")[1]
+        cap = -_stencil(font, size, "H").top
         baseline = round(centre + cap / 2)
+        colour = ink or self.ink
         for char in text:
             advance = self.advance(char)
             if char != " ":
-                stencil, top = _stencil(font, size, char)
-                x = round(left + (advance - stencil.width) / 2)
-                x = min(max(0, x), self.width - stencil.width)
-                y = min(max(0, baseline + top), self.height - stencil.height)
-                self.image.paste(ink or self.ink, (x, y), stencil)
-                box = (float(x), float(y), float(x + stencil.width), float(y + stencil.height))
-                self.glyphs.append(Glyph(char, box))
+                mask, top, width, height = _stencil(font, size, char)
+                x = min(max(0, round(left + (advance - width) / 2)), self.width - width)
+                y = min(max(0, baseline + top), self.height - height)
+                self.image.paste(colour, (x, y), mask)
+                self.glyphs.append(Glyph(char, _box(x, y, x + width, y + height)))
             left += advance
         return left
 
@@ -235,13 +242,16 @@ class Canvas:
         stencil = _shape_stencil(shape, size)
         if colour in self.needs_rim():
             rim = _shape_stencil(shape, size + 4)
-            self.image.paste((96, 96, 100), (left - 2, top - 2), rim)
+            tone = (176, 176, 180) if self.is_dark else (96, 96, 100)
+            self.image.paste(tone, (left - 2, top - 2), rim)
         self.image.paste(_jitter(self._rng, COLOURS[colour], 9), (left, top), stencil)
         self.things.append(Thing(shape, colour, _box(left, top, left + size, top + size)))
 
     def needs_rim(self) -> tuple[str, ...]:
         """The colours that do not stand out from the paper by themselves."""
-        return ("black",) if self.is_dark else ("white", "yellow")
+        if self.is_dark:
+            return ("black", "blue", "purple", "green", "red")
+        return ("white", "yellow")
 
     def bar(self, colour: str, left: float, top: float, right: float, bottom: float) -> None:
         """A filled bar of a chart."""

@@ -41,7 +41,8 @@ def _draw_forever(make: Callable[[int], tuple[T, int]], index: int, queue: "Queu
     while True:
         item: object
         try:
-            item = batch, index = make(index)
+            item = made = make(index)
+            index = made[1]
         except Exception as error:  # the parent must learn of it, or it would wait for ever
             item = error
         while True:
@@ -76,8 +77,9 @@ class Feed(Generic[T]):
             item = self._queue.get()
             if isinstance(item, Exception):
                 raise item
-            batch, self.index = item  # type: ignore[misc]
-            yield batch
+            assert isinstance(item, tuple)
+            self.index = item[1]
+            yield item[0]
 
     def close(self) -> None:
         """End the process. Batches drawn ahead are dropped."""

@@ -28,11 +28,13 @@ IGNORE = -100  # two characters in one slot, or one that is not ASCII
 MOSTLY = 0.25  # of a patch, or of the thing: from here on the thing counts as standing there
 
 _CHARACTER = {character: index + 1 for index, character in enumerate(CHARACTERS)}
-_COLOUR = {name: index + 1 for index, name in enumerate(COLOURS)}
+COLOUR_NAMES = tuple(COLOURS)
+_COLOUR = {name: index + 1 for index, name in enumerate(COLOUR_NAMES)}
 _SHAPE = {name: index + 1 for index, name in enumerate(KINDS)}
 
 Bytes = NDArray[np.uint8]
 Classes = NDArray[np.int16]
+Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,16 @@ def label(sample: Sample) -> Views:
     kinds = np.array([(_COLOUR[t.colour], _SHAPE[t.shape]) for t in sample.things], np.int16)
     characters, colours, shapes = [], [], []
     for left, top, across, down in frames:
-        origin, scale = np.float32([left, top]), np.float32([across, down])
+        origin, scale = np.array([left, top], np.float32), np.array([across, down], np.float32)
         characters.append(_characters(codes, (centres - origin) * scale))
-        colour, shape = _things(kinds.reshape(-1, 2), (boxes - np.tile(origin, 2)) * np.tile(scale, 2))
+        moved = (boxes - np.tile(origin, 2)) * np.tile(scale, 2)
+        colour, shape = _things(kinds.reshape(-1, 2), moved)
         colours.append(colour)
         shapes.append(shape)
     return Views(pixels, np.stack(characters), np.stack(colours), np.stack(shapes))
 
 
-def _characters(codes: Classes, centres: NDArray[np.float32]) -> Classes:
+def _characters(codes: Classes, centres: Floats) -> Classes:
     """Class of each slot (PATCHES, SLOTS); the slots of a patch run left to right."""
     inside = ((centres >= 0) & (centres < TILE)).all(-1)
     cell = np.floor(centres[inside]).astype(np.int64)
@@ -90,16 +93,16 @@ def _characters(codes: Classes, centres: NDArray[np.float32]) -> Classes:
     return classes.reshape(PATCHES, SLOTS)
 
 
-def _things(kinds: Classes, boxes: NDArray[np.float32]) -> tuple[Classes, Classes]:
+def _things(kinds: Classes, boxes: Floats) -> tuple[Classes, Classes]:
     """Colour and shape class of each patch; the thing with the largest share of it wins."""
     if not len(boxes):
         return np.zeros(PATCHES, np.int16), np.zeros(PATCHES, np.int16)
     edges = np.arange(0, TILE, PATCH, dtype=np.float32)
 
-    def overlap(low: NDArray[np.float32], high: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.clip(
-            np.minimum(high[:, None], edges + PATCH) - np.maximum(low[:, None], edges), 0, None
-        )
+    def overlap(low: Floats, high: Floats) -> Floats:
+        shared = np.minimum(high[:, None], edges + PATCH) - np.maximum(low[:, None], edges)
+        covered: Floats = np.maximum(shared, 0)
+        return covered
 
     across = overlap(boxes[:, 0], boxes[:, 2])
     down = overlap(boxes[:, 1], boxes[:, 3])

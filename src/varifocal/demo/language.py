@@ -2,8 +2,6 @@
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from jaxtyping import Float, Int64
+from torch import Tensor
 from transformers import LlavaNextForConditionalGeneration, PreTrainedTokenizerFast
 
 from varifocal.demo.feed import Feed
+from varifocal.demo.journal import Every, append_line, save_atomically
 from varifocal.demo.labels import SIDE, TILE
 from varifocal.demo.lessons import (
     Lesson,
@@ -25,7 +25,7 @@ from varifocal.demo.lessons import (
     batch_of,
     held_out,
 )
-from varifocal.demo.model import append_line, encode_views, save_atomically, to_pixels
+from varifocal.demo.model import encode_views, to_pixels
 from varifocal.demo.optimise import Optimisers
 from varifocal.demo.world import FAMILIES
 
@@ -48,8 +48,8 @@ class LanguagePlan:
     seed: int = 0
 
 
-def embed(model: LlavaNextForConditionalGeneration, batch: LessonBatch) -> Tensor:
-    """What enters the first decoder layer (B, T, D): embedded tokens, with the picture in place.
+def embed(model: LlavaNextForConditionalGeneration, batch: LessonBatch) -> Float[Tensor, "B T D"]:
+    """What enters the first decoder layer: embedded tokens, with the picture in place.
 
     The order is LLaVA-NeXT's: the whole picture, then its rows of patches, each with a line break.
     """
@@ -64,22 +64,22 @@ def embed(model: LlavaNextForConditionalGeneration, batch: LessonBatch) -> Tenso
     tiles = tiles.reshape(size, rows * SIDE, columns * SIDE, -1)
     breaks = core.image_newline.to(tiles.dtype).expand(size, rows * SIDE, 1, -1)
     picture = torch.cat([seen[:, 0], torch.cat([tiles, breaks], 2).flatten(1, 2)], 1)
-    words = core.language_model.embed_tokens(torch.from_numpy(batch.ids)).to(picture.dtype)
+    words = core.language_model.embed_tokens(torch.from_numpy(batch.ids))
     after = 1 + picture.shape[1]  # the picture follows the token that opens the first turn
-    return torch.cat([words[:, :1], picture, words[:, after:]], 1)
+    # In float32 under autocast too: the sum that runs through the layers needs its precision.
+    return torch.cat([words[:, :1], picture.to(words.dtype), words[:, after:]], 1)
 
 
 def answer_logits(
     model: LlavaNextForConditionalGeneration, batch: LessonBatch
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits where an answer token comes next, those tokens, and the lesson each belongs to."""
+) -> tuple[Float[Tensor, "N V"], Int64[Tensor, " N"]]:
+    """Logits where an answer token comes next, and those tokens."""
     embedded = embed(model, batch)
-    hidden = model.model.language_model(
-        inputs_embeds=embedded, use_cache=False
-    ).last_hidden_state
+    decoder = model.model.language_model
+    hidden = decoder(inputs_embeds=embedded, use_cache=False).last_hidden_state
     comes_next = torch.from_numpy(batch.is_answer[:, 1:])
     wanted = torch.from_numpy(batch.ids[:, 1:])[comes_next]
-    return model.lm_head(hidden[:, :-1][comes_next]), wanted, comes_next.nonzero()[:, 0]
+    return model.lm_head(hidden[:, :-1][comes_next]), wanted
 
 
 def agrees_with_transformers(model: LlavaNextForConditionalGeneration, batch: LessonBatch) -> float:
@@ -87,7 +87,7 @@ def agrees_with_transformers(model: LlavaNextForConditionalGeneration, batch: Le
     rows, columns = batch.grid
     two = LessonBatch(batch.grid, batch.views[:2], batch.ids[:2], batch.is_answer[:2])
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        ours, _, _ = answer_logits(model, two)
+        ours, _ = answer_logits(model, two)
         views = torch.from_numpy(two.views)
         theirs = model(
             input_ids=torch.from_numpy(two.ids),
@@ -111,7 +111,7 @@ def token_accuracy(
             part = group[start : start + size]
             batch = batch_of(part, max(len(lesson.ids) for lesson in part), pad)
             with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-                logits, wanted, _ = answer_logits(model, batch)
+                logits, wanted = answer_logits(model, batch)
             right += int((logits.argmax(-1) == wanted).sum())
             total += len(wanted)
     return right / total
@@ -138,9 +138,10 @@ def look(
 class Progress:
     """Where training stands: all that a checkpoint holds beside weights and optimisers."""
 
-    def __init__(self) -> None:
-        self.step, self.pictures, self.index, self.spent = 0, 0, 0, 0.0
-        self.checks: list[dict[str, Any]] = []
+    def __init__(self, index: int = 0) -> None:
+        self.index = index  # of the next picture to draw
+        self.step, self.pictures, self.spent = 0, 0, 0.0
+        self.checks: list[dict[str, Any]] = []  # what `look` found, and when
 
 
 def train_language(
@@ -157,32 +158,19 @@ def train_language(
     saved, log = folder / f"{name}.pt", folder / f"{name}.jsonl"
     model.model.vision_tower.requires_grad_(False)
     model.train()
-    optimisers, at = Optimisers(model, plan.rate), Progress()
-    at.index = start_index
+    optimisers, at = Optimisers(model, plan.rate), Progress(start_index)
     if saved.exists():
-        state = torch.load(saved, weights_only=False)
-        model.load_state_dict(state["model"])
-        optimisers.load(state["optimisers"])
-        torch.set_rng_state(state["rng"])
-        vars(at).update(state["progress"])
-        logger.info("%s resumed at step %d", name, at.step)
+        _resume(saved, model, optimisers, at)
+    first_step, begun = at.step, time.process_time() - at.spent
     if at.spent >= plan.cpu_seconds:
         return at
-    for layer in (*model.model.language_model.layers, *model.model.vision_tower.encoder.layers):
-        layer.compile(dynamic=False)  # one graph serves all layers: their shapes agree
+    torch._dynamo.config.recompile_limit = 64  # shapes of a batch
+    for layer in model.model.language_model.layers:
+        layer.compile(dynamic=False)  # one graph of a shape serves all layers
     feed = Feed(LessonBatches(folder / "tokenizer", plan.mix), at.index)
-
-    def save() -> None:
-        state = {"model": model.state_dict(), "optimisers": optimisers.state()}
-        state |= {"rng": torch.get_rng_state(), "progress": vars(at), "plan": asdict(plan)}
-        save_atomically(state, saved)
-
-    begun = time.process_time() - at.spent
-    last_save = last_check = time.monotonic()
-    first_step, losses = at.step, []
-    batches: Iterator[LessonBatch] = iter(feed)
-    while at.spent < plan.cpu_seconds:
-        batch = next(batches)
+    save_due, check_due = Every(plan.checkpoint_seconds), Every(plan.check_seconds)
+    losses: list[float] = []
+    for batch in feed:
         if at.step == first_step:
             gap = agrees_with_transformers(model, batch)
             assert gap < 1e-3, f"our forward differs from the model's own by {gap}"
@@ -190,21 +178,43 @@ def train_language(
         losses.append(_learn(model, optimisers, batch))
         at.step, at.pictures = at.step + 1, at.pictures + len(batch.ids)
         at.index, at.spent = feed.index, time.process_time() - begun
+        record = {"step": at.step, "spent": round(at.spent, 1), "pictures": at.pictures}
         if at.step % 50 == 0:
-            record = {"step": at.step, "spent": round(at.spent, 1), "pictures": at.pictures}
             append_line(log, record | {"loss": float(np.mean(losses)), "time": time.time()})
             losses.clear()
-        if time.monotonic() - last_check > plan.check_seconds:
-            check = {"step": at.step, "pictures": at.pictures, "spent": at.spent}
-            at.checks.append(check | {"families": look(model, tokenizer, plan.check_items)})
+        if check_due.is_due():
+            at.checks.append(record | {"families": look(model, tokenizer, plan.check_items)})
             append_line(log, at.checks[-1])
-            last_check = time.monotonic()
-        if time.monotonic() - last_save > plan.checkpoint_seconds:
-            save()
-            last_save = time.monotonic()
-    save()
+        is_over = at.spent >= plan.cpu_seconds
+        if is_over or save_due.is_due():
+            _save(saved, model, optimisers, at, plan)
+        if is_over:
+            break
     feed.close()
     return at
+
+
+def _save(
+    path: Path,
+    model: LlavaNextForConditionalGeneration,
+    optimisers: Optimisers,
+    at: Progress,
+    plan: LanguagePlan,
+) -> None:
+    state = {"model": model.state_dict(), "optimisers": optimisers.state()}
+    state |= {"rng": torch.get_rng_state(), "progress": vars(at), "plan": asdict(plan)}
+    save_atomically(state, path)
+
+
+def _resume(
+    path: Path, model: LlavaNextForConditionalGeneration, optimisers: Optimisers, at: Progress
+) -> None:
+    state = torch.load(path, weights_only=False)
+    model.load_state_dict(state["model"])
+    optimisers.load(state["optimisers"])
+    torch.set_rng_state(state["rng"])
+    vars(at).update(state["progress"])
+    logger.info("%s: resumed at step %d", path.name, at.step)
 
 
 def _rate(plan: LanguagePlan, spent: float, steps: int) -> float:
@@ -218,8 +228,8 @@ def _learn(
     model: LlavaNextForConditionalGeneration, optimisers: Optimisers, batch: LessonBatch
 ) -> float:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits, wanted, _ = answer_logits(model, batch)
+        logits, wanted = answer_logits(model, batch)
         loss = F.cross_entropy(logits.float(), wanted)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimisers.step()
     return float(loss.detach())

@@ -89,7 +89,7 @@ class Mix:
 
     first: float = 0.5  # share of `draw_lines` at the start
     last: float = 0.08
-    pictures: int = 24_000  # over which the one falls to the other
+    pictures: int = 12_000  # over which the one falls to the other
 
 
 class LessonBatches:

@@ -1,12 +1,12 @@
 """Build, export and load the small LLaVA-NeXT model that the demo trains."""
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
@@ -134,19 +134,19 @@ def new_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaNextProcessor:
     )
 
 
-def to_pixels(views: Tensor) -> Tensor:
-    """What the processor makes of uint8 views (B, TILE, TILE, 3): float (B, 3, TILE, TILE)."""
+def to_pixels(views: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
+    """What the processor makes of views."""
     return views.permute(0, 3, 1, 2).float().div(255).sub(MEAN).div(STD)
 
 
-def encode_views(tower: nn.Module, pixels: Tensor) -> Tensor:
-    """Features (B, patches, width) of views (B, 3, TILE, TILE).
+def encode_views(tower: nn.Module, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B P D"]:
+    """Features of the P patches of each view.
 
     The same numbers as the tower's `hidden_states[-1]` without CLS, but without the hooks that
     would collect every layer.
     """
     parts: Any = getattr(tower, "vision_model", tower)
-    hidden = parts.pre_layrnorm(parts.embeddings(pixels))
+    hidden: Tensor = parts.pre_layrnorm(parts.embeddings(pixels))
     for layer in parts.encoder.layers:
         hidden = layer(hidden, attention_mask=None)
     return hidden[:, 1:]
@@ -179,18 +179,3 @@ def export(
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh.rename(out)
     shutil.rmtree(stale, ignore_errors=True)
-
-
-def save_atomically(payload: object, path: Path) -> None:
-    """Write a checkpoint so that a kill in between leaves the old one whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    torch.save(payload, fresh)
-    fresh.replace(path)
-
-
-def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Add one JSON line to a log file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(record) + "\n")

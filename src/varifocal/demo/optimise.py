@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients and count of Muon's Newton-Schulz iteration
@@ -18,10 +19,11 @@ class StackedMuon(torch.optim.Optimizer):
     """
 
     def __init__(self, weights: Iterable[nn.Parameter], rate: float, weight_decay: float) -> None:
-        super().__init__(list(weights), {"lr": rate, "weight_decay": weight_decay, "momentum": 0.95})
+        settings = {"lr": rate, "weight_decay": weight_decay, "momentum": 0.95}
+        super().__init__(list(weights), settings)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # takes no closure
         for group in self.param_groups:
             by_size: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
             for weight in group["params"]:
@@ -43,8 +45,8 @@ class StackedMuon(torch.optim.Optimizer):
         return weight.grad.lerp(state["momentum"], momentum)
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """The nearly orthogonal matrices next to those of a stack (n, rows, columns)."""
+def orthogonal(matrices: Float[Tensor, "n R C"]) -> Float[Tensor, "n R C"]:
+    """The nearly orthogonal matrices next to those of a stack."""
     a, b, c = _QUINTIC
     tall = matrices.shape[1] > matrices.shape[2]
     x = (matrices.mT if tall else matrices).bfloat16()
@@ -59,14 +61,17 @@ class Optimisers:
     """Both optimisers as one; a parameter that needs no gradient is left out."""
 
     def __init__(self, model: nn.Module, rate: float, weight_decay: float = 0.01) -> None:
-        matrices, others = [], []
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, weight in model.named_parameters():
             if not weight.requires_grad:
                 continue
             (matrices if _is_hidden_matrix(name, weight) else others).append(weight)
         self.parts: list[torch.optim.Optimizer] = [
             StackedMuon(matrices, rate, weight_decay),
-            torch.optim.AdamW(others, lr=rate, weight_decay=weight_decay, betas=(0.9, 0.98), fused=True),
+            torch.optim.AdamW(
+                others, lr=rate, weight_decay=weight_decay, betas=(0.9, 0.98), fused=True
+            ),
         ]
         self.rate = rate
         self.weights = matrices + others

@@ -129,9 +129,7 @@ def _score_family(
         counts = [exact_fields(text, turn) for text, turn in zip(answers, turns, strict=True)]
         shares.append(sum(right for right, _ in counts) / sum(total for _, total in counts))
     writer = Writer(processor.tokenizer)
-    lessons = [
-        writer.lesson(sample, (turn,)) for sample, turn in zip(samples, turns, strict=True)
-    ]
+    lessons = [writer.lesson(sample, (turn,)) for sample, turn in zip(samples, turns, strict=True)]
     accuracy = token_accuracy(model, lessons, processor.tokenizer.pad_token_id)
     return FamilyScore(family, shares[0], shares[1], accuracy, limit)
 

@@ -1,10 +1,12 @@
 """Train the demo's tokenizer: byte-level BPE in which printed text is spelt letter by letter."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from varifocal.demo.feed import drawn
 from varifocal.demo.world import FAMILIES, draw, draw_lines
 
 PAD, END, USER, ASSISTANT, IMAGE = "<pad>", "<|end|>", "<|user|>", "<|assistant|>", "<image>"
@@ -32,7 +34,7 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"""
 
 
-def train_tokenizer(num_samples: int = 600) -> PreTrainedTokenizerFast:
+def train_tokenizer(num_samples: int = 300) -> PreTrainedTokenizerFast:
     """A tokenizer whose merges come from the questions and answers of all families."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -49,7 +51,7 @@ def train_tokenizer(num_samples: int = 600) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator(_texts(num_samples), trainer)
+    core.train_from_iterator(list(_texts(num_samples)), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token=PAD,
@@ -64,9 +66,9 @@ def train_tokenizer(num_samples: int = 600) -> PreTrainedTokenizerFast:
 
 def _texts(num_samples: int) -> Iterator[str]:
     for index in range(num_samples):
-        samples = [draw(family, index, "train") for family in FAMILIES]
-        for sample in (*samples, draw_lines(index, "train")):
-            for turn in sample.turns:
+        draws = [partial(draw, family, index) for family in FAMILIES]
+        for sample in map(drawn, (*draws, partial(draw_lines, index))):
+            for turn in sample.turns if sample else ():
                 yield turn.question
                 yield turn.answer
 
@@ -80,7 +82,5 @@ def chat(turns: Iterable[tuple[str, str]]) -> list[dict[str, object]]:
             content.insert(0, {"type": "image"})
         messages.append({"role": "user", "content": content})
         if answer:
-            messages.append(
-                {"role": "assistant", "content": [{"type": "text", "text": answer}]}
-            )
+            messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
     return messages

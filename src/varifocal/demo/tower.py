@@ -2,16 +2,19 @@
 
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from varifocal.demo.feed import Feed, drawn
+from varifocal.demo.journal import Every, append_line, save_atomically
 from varifocal.demo.labels import (
     IGNORE,
     NUM_CHARACTERS,
@@ -21,7 +24,7 @@ from varifocal.demo.labels import (
     Views,
     label,
 )
-from varifocal.demo.model import append_line, encode_views, save_atomically, to_pixels
+from varifocal.demo.model import encode_views, to_pixels
 from varifocal.demo.optimise import Optimisers
 from varifocal.demo.sample import Split
 from varifocal.demo.world import draw_tower
@@ -42,7 +45,9 @@ class TowerPlan:
     base_share: float = 0.4  # pictures whose squashed whole view is trained on too
     base_weight: float = 0.1  # of its character loss: most of it cannot be read
     empty_weight: float = 0.3  # of a slot without a character, since most are
+    thing_weight: float = 0.3  # of the losses of colour and of shape
     checkpoint_seconds: float = 150.0
+    final_views: int = 4096  # held-out views of the last measurement
     seed: int = 0
 
 
@@ -75,7 +80,7 @@ class TowerBatches:
         parts, count = self._left, sum(len(part.is_base) for part in self._left)
         while count < self.size:
             number, index = index, index + 1
-            sample = drawn(lambda number=number: draw_tower(number, self.split))
+            sample = drawn(partial(draw_tower, number, self.split))
             if sample is None:
                 continue
             views = label(sample)
@@ -105,7 +110,7 @@ def _join(parts: list[Batch]) -> Batch:
 
 def dense_loss(
     tower: nn.Module, heads: Heads, batch: Batch, plan: TowerPlan
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Float[Tensor, ""], dict[str, float]]:
     """Loss of the three heads on a batch of views, with the accuracies."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         features = encode_views(tower, to_pixels(torch.from_numpy(batch.views.pixels)))
@@ -114,41 +119,56 @@ def dense_loss(
     wanted = torch.from_numpy(batch.views.characters).long()
     wanted_colours = torch.from_numpy(batch.views.colours).long()
     wanted_shapes = torch.from_numpy(batch.views.shapes).long()
-    is_base = torch.from_numpy(batch.is_base)
+    is_base = torch.from_numpy(batch.is_base)[:, None, None]
     each = F.cross_entropy(
         characters.flatten(0, 2), wanted.flatten(), ignore_index=IGNORE, reduction="none"
     ).view(wanted.shape)
     weight = torch.where(wanted == 0, plan.empty_weight, 1.0) * (wanted != IGNORE)
-    weight = weight * torch.where(is_base, plan.base_weight, 1.0)[:, None, None]
+    weight = weight * torch.where(is_base, plan.base_weight, 1.0)
     loss = (each * weight).sum() / weight.sum()
-    loss = loss + 0.3 * F.cross_entropy(colours.flatten(0, 1), wanted_colours.flatten())
-    loss = loss + 0.3 * F.cross_entropy(shapes.flatten(0, 1), wanted_shapes.flatten())
-    with torch.no_grad():
-        right = characters.argmax(-1) == wanted
-        filled = wanted > 0
-        thing = wanted_colours > 0
+    loss = loss + plan.thing_weight * (
+        F.cross_entropy(colours.flatten(0, 1), wanted_colours.flatten())
+        + F.cross_entropy(shapes.flatten(0, 1), wanted_shapes.flatten())
+    )
+    is_right = characters.detach().argmax(-1) == wanted
+    thing = wanted_colours > 0
+    return loss, {
+        "characters": _share(is_right, (wanted > 0) & ~is_base),
+        "empty": _share(is_right, (wanted == 0) & ~is_base),
+        "base_characters": _share(is_right, (wanted > 0) & is_base),
+        "colours": _share(colours.detach().argmax(-1) == wanted_colours, thing),
+        "shapes": _share(shapes.detach().argmax(-1) == wanted_shapes, thing),
+    }
 
-        def share(hit: Tensor, where: Tensor) -> float:
-            return float(hit[where].float().mean()) if where.any() else float("nan")
 
-        figures = {
-            "characters": share(right, filled & ~is_base[:, None, None]),
-            "empty": share(right, (wanted == 0) & ~is_base[:, None, None]),
-            "base_characters": share(right, filled & is_base[:, None, None]),
-            "colours": share(colours.argmax(-1) == wanted_colours, thing),
-            "shapes": share(shapes.argmax(-1) == wanted_shapes, thing),
-        }
-    return loss, figures
+def _share(is_right: Bool[Tensor, "*places"], where: Bool[Tensor, "*places"]) -> float:
+    """Of the places `where`, how many are right; not a number if there are none."""
+    return float(is_right[where].float().mean())
 
 
 def tower_accuracy(
-    tower: nn.Module, heads: Heads, plan: TowerPlan, *, views: int = 1024
+    tower: nn.Module, heads: Heads, plan: TowerPlan, num_views: int
 ) -> dict[str, float]:
     """The same figures on held-out pictures."""
-    batches = TowerBatches("valid", views, plan.base_share)
-    batch, _ = batches(0)
+    batch, _ = TowerBatches("valid", num_views, plan.base_share)(0)
     with torch.no_grad():
         return dense_loss(tower, heads, batch, plan)[1]
+
+
+class Progress:
+    """Where training stands: all that a checkpoint holds beside weights and optimisers."""
+
+    def __init__(self, plan: TowerPlan) -> None:
+        self.step, self.index, self.spent = 0, 0, 0.0
+        self.decay_from = plan.hold * plan.cpu_seconds
+        self.decay_seconds = (1 - plan.hold) * plan.cpu_seconds
+        self.figures: dict[str, float] = {}
+        self.is_done = False
+
+    @property
+    def fall(self) -> float:
+        """How far the learning rate has fallen, from 0 to 1; at 1 training is over."""
+        return min(1.0, max(0.0, (self.spent - self.decay_from) / self.decay_seconds))
 
 
 def train_tower(tower: nn.Module, width: int, plan: TowerPlan, folder: Path) -> dict[str, float]:
@@ -157,57 +177,48 @@ def train_tower(tower: nn.Module, width: int, plan: TowerPlan, folder: Path) -> 
     heads = Heads(width)
     log, saved = folder / "tower.jsonl", folder / "tower.pt"
     trained = nn.ModuleDict({"tower": tower, "heads": heads})
-    optimisers = Optimisers(trained, plan.rate)
-    step, index, spent, decay_from = 0, 0, 0.0, plan.hold * plan.cpu_seconds
+    optimisers, at = Optimisers(trained, plan.rate), Progress(plan)
     if saved.exists():
         state = torch.load(saved, weights_only=False)
         trained.load_state_dict(state["model"])
-        if state["done"]:
-            return dict(state["figures"])
         optimisers.load(state["optimisers"])
-        step, index, spent = state["step"], state["index"], state["spent"]
-        decay_from = state["decay_from"]
-        logger.info("tower resumed at step %d", step)
-    for layer in _layers(tower):
+        vars(at).update(state["progress"])
+        logger.info("tower.pt: resumed at step %d", at.step)
+    if at.is_done:
+        return at.figures
+    for layer in tower_layers(tower):
         layer.compile(dynamic=False)  # one graph serves all layers: their shapes agree
-    feed = Feed(TowerBatches("train", plan.batch, plan.base_share), index)
-    figures: dict[str, float] = {}
-
-    def save(done: bool) -> None:
-        state = {"model": trained.state_dict(), "optimisers": optimisers.state(), "done": done}
-        state |= {"step": step, "index": feed.index, "spent": spent, "decay_from": decay_from}
-        save_atomically(state | {"figures": figures}, saved)
-
-    begun, last_save = time.process_time() - spent, time.monotonic()
-    length = (1 - plan.hold) * plan.cpu_seconds  # of the decay
+    feed = Feed(TowerBatches("train", plan.batch, plan.base_share), at.index)
+    save_due, begun = Every(plan.checkpoint_seconds), time.process_time() - at.spent
     tower.train()
-    batches: Iterator[Batch] = iter(feed)
-    while spent < decay_from + length:
-        falling = min(1.0, max(0.0, (spent - decay_from) / length))
-        optimisers.set_rate(min(1.0, (step + 1) / plan.warm_up) * (1 - 0.98 * falling))
-        loss, seen = dense_loss(tower, heads, next(batches), plan)
-        loss.backward()  # type: ignore[no-untyped-call]
+    for batch in feed:
+        optimisers.set_rate(min(1.0, (at.step + 1) / plan.warm_up) * (1 - 0.98 * at.fall))
+        loss, seen = dense_loss(tower, heads, batch, plan)
+        loss.backward()
         optimisers.step()
-        step, spent = step + 1, time.process_time() - begun
-        if step % 50 == 0:
-            record = {"step": step, "spent": spent, "loss": float(loss.detach()), **seen}
-            if step % 200 == 0:
-                figures = tower_accuracy(tower, heads, plan)
-                record |= {f"valid_{name}": value for name, value in figures.items()}
-                if figures["characters"] >= plan.goal and spent < decay_from:
-                    decay_from, length = spent, length / 2
-            append_line(log, record)
-        if time.monotonic() - last_save > plan.checkpoint_seconds:
-            save(done=False)
-            last_save = time.monotonic()
-    figures = tower_accuracy(tower, heads, plan, views=4096)
-    figures |= {"steps": step, "pictures": feed.index, "cpu_seconds": spent}
-    save(done=True)
+        at.step, at.index, at.spent = at.step + 1, feed.index, time.process_time() - begun
+        at.is_done = at.fall == 1.0
+        if at.is_done or at.step % 200 == 0:
+            num_views = plan.final_views if at.is_done else 1024
+            at.figures = tower_accuracy(tower, heads, plan, num_views)
+            seen |= {f"valid_{name}": value for name, value in at.figures.items()}
+            if at.figures["characters"] >= plan.goal and not at.fall:
+                at.decay_from, at.decay_seconds = at.spent, at.decay_seconds / 2
+        if at.step % 50 == 0:
+            record = {"step": at.step, "spent": at.spent, "loss": float(loss.detach())}
+            append_line(log, record | seen)
+        if at.is_done or save_due.is_due():
+            at.figures |= {"steps": at.step, "pictures": at.index, "cpu_seconds": at.spent}
+            state = {"model": trained.state_dict(), "optimisers": optimisers.state()}
+            save_atomically(state | {"progress": vars(at)}, saved)
+        if at.is_done:
+            break
     feed.close()
-    append_line(log, {"done": True, "plan": asdict(plan), **figures})
-    return figures
+    append_line(log, {"plan": asdict(plan), **at.figures})
+    return at.figures
 
 
-def _layers(tower: nn.Module) -> list[nn.Module]:
-    parts = getattr(tower, "vision_model", tower)
+def tower_layers(tower: nn.Module) -> list[nn.Module]:
+    """Its transformer blocks."""
+    parts: Any = getattr(tower, "vision_model", tower)
     return list(parts.encoder.layers)

@@ -11,14 +11,29 @@ from typing import Final
 from varifocal.demo import words
 from varifocal.demo.asking import ORDINALS, Draft, distinct, turn
 from varifocal.demo.canvas import ALPHABET, COLOURS, ROW, SHAPES, SIZES, Canvas, Size
-from varifocal.demo.families import chart, document, spatial, text
+from varifocal.demo.families import (
+    chart,
+    diagram,
+    document,
+    general,
+    spatial,
+    sums,
+    text,
+    turns,
+    yesno,
+)
 from varifocal.demo.sample import Sample, Split, Turn
 
 _DRAW: Final = {
+    "general": general.draw,
     "text": text.draw,
+    "yesno": yesno.draw,
     "chart": chart.draw,
+    "sums": sums.draw,
     "document": document.draw,
+    "diagram": diagram.draw,
     "spatial": spatial.draw,
+    "turns": turns.draw,
 }
 FAMILIES: Final[tuple[str, ...]] = tuple(_DRAW)
 _SIZE_SHARES: Final = (14, 1, 2, 2, 1)  # of SIZES, where no family decides
@@ -32,15 +47,17 @@ def draw(family: str, index: int, split: Split = "train") -> Sample:
 
 
 def _turns(rng: Random, family: str, draft: Draft) -> tuple[Turn, ...]:
+    if family == "turns":
+        return turns.pick(rng, draft)
     return draft.pick(rng, rng.choices((2, 3, 4), (3, 5, 2))[0])
 
 
-def _sample(name: str, family: str, canvas: Canvas, turns: tuple[Turn, ...]) -> Sample:
+def _sample(name: str, family: str, canvas: Canvas, asked: tuple[Turn, ...]) -> Sample:
     return Sample(
         id=name,
         family=family,
         image=canvas.finish(),
-        turns=turns,
+        turns=asked,
         glyphs=tuple(canvas.glyphs),
         things=tuple(canvas.things),
     )

@@ -134,11 +134,12 @@ class HFTarget(Target):
             mask = mask[None, None]
         embeddings = self.embed(tokens)
         final, hidden = self._run(embeddings, length + depth, mask, cache, want)
+        logits = self.head(final)  # of the idle rows too: the head's kernel depends on the count
         if rows > n:
-            final = final[:n]
+            logits, final = logits[:n], final[:n]
             hidden = None if hidden is None else hidden[:n]
             cache.keep(range(n), rows)
-        return _forward(self.head(final), final, hidden, embeddings[:n], want)
+        return _forward(logits, final, hidden, embeddings[:n], want)
 
     def _run(
         self,
@@ -160,11 +161,11 @@ class HFTarget(Target):
         hidden = torch.stack([taps[i] for i in want.layers], 1) if want.layers else None
         return out.last_hidden_state[0], hidden
 
-    def embed(self, tokens: Int64[Tensor, " n"]) -> Float[Tensor, "n D"]:
+    def embed(self, tokens: Int64[Tensor, "*n"]) -> Float[Tensor, "*n D"]:
         """The target's own input embeddings."""
         return self._text_model.embed_tokens(tokens)  # type: ignore[no-any-return]
 
-    def head(self, states: Float[Tensor, "n D"]) -> Float[Tensor, "n V"]:
+    def head(self, states: Float[Tensor, "*n D"]) -> Float[Tensor, "*n V"]:
         """The target's own LM head."""
         return self._lm_head(states)  # type: ignore[no-any-return]
 

@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.image_processing_utils import select_best_resolution
 
-from varifocal.errors import BadImage
 from varifocal.request import Request
 from varifocal.target import Prompt, Region
 from varifocal.targets._hf import HFTarget
@@ -36,7 +35,7 @@ class LlavaNextTarget(HFTarget):
 
     def num_image_tokens(self, height: int, width: int) -> int:
         """Visual tokens of a picture: base view, visible patches, one newline a row."""
-        rows, columns, _, _ = self._grid(height, width)
+        rows, columns = self._grid(height, width)
         return self._side**2 + rows * (columns + 1)
 
     def image_features(self, pixels: dict[str, Tensor]) -> Float[Tensor, "M D"]:
@@ -55,7 +54,7 @@ class LlavaNextTarget(HFTarget):
         regions = []
         for number, image in enumerate(prompt.request.images):
             regions += [Region(number, box) for box in _cells(self._side, self._side)]
-            rows, columns, _, _ = self._grid(image.height, image.width)
+            rows, columns = self._grid(image.height, image.width)
             cells = iter(_cells(rows, columns))
             for _ in range(rows):
                 regions += [Region(number, next(cells)) for _ in range(columns)]
@@ -67,8 +66,11 @@ class LlavaNextTarget(HFTarget):
         vision = self.model.config.vision_config
         return int(vision.image_size // vision.patch_size)
 
-    def _grid(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Rows and columns of visible patches, and the resolution chosen for the tiles."""
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of visible patches.
+
+        A very elongated picture may have none: then only its base view is read.
+        """
         config = self.model.config
         best_h, best_w = select_best_resolution((height, width), config.image_grid_pinpoints)
         tile = config.vision_config.image_size
@@ -80,12 +82,7 @@ class LlavaNextTarget(HFTarget):
         else:
             visible = int(round(width * (rows / height), 7))
             columns -= (columns - visible) // 2 * 2
-        if rows < 1 or columns < 1:
-            raise BadImage(
-                f"a picture of {width}x{height} pixels is too elongated for this model: none of "
-                "its patches would be visible. Crop it nearer to a square."
-            )
-        return rows, columns, int(best_h), int(best_w)
+        return rows, columns
 
 
 def _cells(rows: int, columns: int) -> list[tuple[float, float, float, float]]:

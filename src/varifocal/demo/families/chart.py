@@ -103,6 +103,7 @@ def bars(rng: Random, split: Split) -> Draft:
     if plot.title:
         canvas.write_middle(plot.title, row)
         row += 1
+    axis = canvas.row_centre(row) - 8
     colours = _bar_colours(rng, canvas, len(plot.labels))
     for label, value, colour in zip(plot.labels, plot.values, colours, strict=True):
         canvas.write(label, row)
@@ -111,7 +112,7 @@ def bars(rng: Random, split: Split) -> Draft:
         canvas.bar(colour, start, centre - 5, tip, centre + 5)
         canvas.write(str(value), row, left=tip + 3)
         row += 1
-    canvas.line((start - 1, 1), (start - 1, canvas.height - 2))
+    canvas.line((start - 1, axis), (start - 1, canvas.row_centre(row) - 9))
     return _ask(rng, canvas, plot, colours)
 
 
@@ -148,14 +149,18 @@ def _upright(rng: Random, split: Split, noun: str) -> Draft:
         tips.append((middle, top))
         if colours:
             canvas.bar(colours[i], middle - column * 0.3, top, middle + column * 0.3, base)
-        # the value stands on the last row of the grid that is wholly above the tip
-        row = int((top - 1 - canvas.phase) // ROW) - 1
-        canvas.write_middle(str(value), max(first, row), middle=middle)
     if not colours:
         for a, b in zip(tips, tips[1:], strict=False):
             canvas.line(a, b, 2)
         for x, y in tips:
             canvas.rectangle(x - 2, y - 2, x + 3, y + 3, fill=canvas.ink)
+    for value, (x, y) in zip(plot.values, tips, strict=True):
+        # on the last row of the grid that lies wholly above the tip
+        row = max(first, int((y - 1 - canvas.phase) // ROW) - 1)
+        if not colours:
+            half, centre = canvas.measure(str(value)) / 2 + 1, canvas.row_centre(row)
+            canvas.rectangle(x - half, centre - 7, x + half, centre + 7, fill=canvas.paper)
+        canvas.write_middle(str(value), row, middle=x)
     canvas.line((1, base), (canvas.width - 2, base))
     return _ask(rng, canvas, plot, colours)
 

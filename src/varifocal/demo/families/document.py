@@ -4,6 +4,7 @@ Held out for the test: a third of all names and goods, and the held-out face in 
 pictures.
 """
 
+from dataclasses import dataclass
 from random import Random
 
 from varifocal.demo import words
@@ -16,49 +17,71 @@ def draw(rng: Random, split: Split) -> Draft:
     return rng.choice((receipt, receipt, form, form, ticket, letter))(rng, split)
 
 
+@dataclass(frozen=True)
+class Receipt:
+    store: str
+    date: str
+    goods: list[str]
+    prices: list[str]
+    total: str
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """The left and the right part of each printed line."""
+        items = zip(self.goods, self.prices, strict=True)
+        return [(self.store, ""), (self.date, ""), *items, ("TOTAL", self.total)]
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{left} {right}".strip() for left, right in self.rows]
+
+
 def receipt(rng: Random, split: Split) -> Draft:
     """A store, a date, two to five goods with prices and their total."""
-    size: Size = rng.choices(((96, 192), (192, 96), (192, 192)), (7, 2, 1))[0]
-    canvas = Canvas(rng, split, size, may_hold_out=True, is_dark=False)
-    is_slim = canvas.width == 96
-    number = rng.randint(2, 3 if canvas.height == 96 else 5)
-    goods = words.draw_some(rng, split, words.GOODS, number, max_length=6)
-    prices = [words.price(rng) for _ in goods]
-    cents = sum(int(price.replace(".", "")) for price in prices)
-    total = f"{cents // 100}.{cents % 100:02d}"
-    kind = rng.choice(("SHOP", "STORE", "MART", "CAFE"))
-    owner = words.word(rng, split, 6)
-    store = f"{owner} {kind}"
-    date = words.date(rng)
-    rows = [(store, ""), (date, ""), *zip(goods, prices, strict=True), ("TOTAL", total)]
-    canvas.fit([f"{left} {right}".strip() for left, right in rows])
-    gap = 1 if canvas.num_rows > len(rows) and rng.random() < 0.5 else 0
-    top = rng.randint(0, canvas.num_rows - len(rows) - gap)
-    is_centred = rng.random() < 0.5
-    for i, (left, right) in enumerate(rows):
-        row = top + i + (gap if i > 1 else 0)
-        if right:
-            canvas.write(left, row)
-            canvas.write_right(right, row)
-        elif is_centred:
-            canvas.write_middle(left, row)
-        else:
-            canvas.write(left, row)
-    y = canvas.row_centre(top + len(rows) + gap - 1) - 8
-    canvas.line((canvas.margin, y), (canvas.width - canvas.margin, y))
-    lines = [f"{left} {right}".strip() for left, right in rows]
-    if is_slim and rng.random() < 0.3:
-        canvas.rectangle(0, 0, canvas.width, canvas.height, rim=canvas.ink)
+    canvas, bill = lay_receipt(rng, split)
     return Draft(
         canvas,
-        (_transcript(rng, "receipt", lines), _goods(rng, goods, prices, total)),
-        _ask_receipt(rng, store, date, goods, prices, total),
-        _long_receipt(rng, store, date, goods, prices, total),
+        (_transcript(rng, "receipt", bill.lines), _goods(rng, bill)),
+        _ask_receipt(rng, bill),
+        _long_receipt(rng, bill),
     )
 
 
-def _goods(rng: Random, goods: list[str], prices: list[str], total: str) -> Turn:
-    items = listed([f"<{g}> for <{p}>" for g, p in zip(goods, prices, strict=True)])
+def lay_receipt(rng: Random, split: Split) -> tuple[Canvas, Receipt]:
+    """The picture of a receipt and what it says."""
+    size: Size = rng.choices(((96, 192), (192, 96), (192, 192)), (7, 2, 1))[0]
+    canvas = Canvas(rng, split, size, may_hold_out=True, is_dark=False)
+    goods = words.draw_some(
+        rng, split, words.GOODS, rng.randint(2, 3 if canvas.height == 96 else 5), max_length=6
+    )
+    prices = [words.price(rng) for _ in goods]
+    cents = sum(int(price.replace(".", "")) for price in prices)
+    bill = Receipt(
+        store=f"{words.word(rng, split, 6)} {rng.choice(('SHOP', 'STORE', 'MART', 'CAFE'))}",
+        date=words.date(rng),
+        goods=goods,
+        prices=prices,
+        total=f"{cents // 100}.{cents % 100:02d}",
+    )
+    canvas.fit(bill.lines)
+    num_lines = len(bill.lines)
+    gap = 1 if canvas.num_rows > num_lines and rng.random() < 0.5 else 0
+    top = rng.randint(0, canvas.num_rows - num_lines - gap)
+    is_centred = rng.random() < 0.5
+    for i, (left, right) in enumerate(bill.rows):
+        row = top + i + (gap if i > 1 else 0)
+        if is_centred and not right:
+            canvas.write_middle(left, row)
+        else:
+            canvas.write(left, row)
+        canvas.write_right(right, row)
+    y = canvas.row_centre(top + num_lines + gap - 1) - 8
+    canvas.line((canvas.margin, y), (canvas.width - canvas.margin, y))
+    return canvas, bill
+
+
+def _goods(rng: Random, bill: Receipt) -> Turn:
+    items = listed([f"<{g}> for <{p}>" for g, p in zip(bill.goods, bill.prices, strict=True)])
     return turn(
         rng,
         (
@@ -67,13 +90,12 @@ def _goods(rng: Random, goods: list[str], prices: list[str], total: str) -> Turn
             "Which items and prices are on the receipt?",
             "What does the receipt list?",
         ),
-        f"The receipt lists {items}. The total is <{total}>.",
+        f"The receipt lists {items}. The total is <{bill.total}>.",
     )
 
 
-def _ask_receipt(
-    rng: Random, store: str, date: str, goods: list[str], prices: list[str], total: str
-) -> tuple[Turn, ...]:
+def _ask_receipt(rng: Random, bill: Receipt) -> tuple[Turn, ...]:
+    goods, prices = bill.goods, bill.prices
     i = rng.randrange(len(goods))
     return (
         turn(
@@ -88,7 +110,7 @@ def _ask_receipt(
         turn(
             rng,
             ("What is the total?", "How much was paid in all?", "Read the total of the receipt."),
-            f"The total of the receipt is <{total}>.",
+            f"The total of the receipt is <{bill.total}>.",
         ),
         turn(
             rng,
@@ -97,7 +119,7 @@ def _ask_receipt(
                 "Which store is the receipt from and which date does it have?",
                 "Name the store and the date.",
             ),
-            f"The receipt is from <{store}> and has the date <{date}>.",
+            f"The receipt is from <{bill.store}> and has the date <{bill.date}>.",
         ),
         turn(
             rng,
@@ -113,12 +135,10 @@ def _ask_receipt(
     )
 
 
-def _long_receipt(
-    rng: Random, store: str, date: str, goods: list[str], prices: list[str], total: str
-) -> Turn:
+def _long_receipt(rng: Random, bill: Receipt) -> Turn:
     items = " ".join(
         f"The {ORDINALS[i]} item is <{g}> and it costs <{p}>."
-        for i, (g, p) in enumerate(zip(goods, prices, strict=True))
+        for i, (g, p) in enumerate(zip(bill.goods, bill.prices, strict=True))
     )
     return turn(
         rng,
@@ -127,8 +147,8 @@ def _long_receipt(
             "Give a full description of the receipt.",
             "Tell everything that the receipt says.",
         ),
-        f"This is a receipt from <{store}> with the date <{date}>. It lists "
-        f"<{NUMBERS[len(goods)]}> items. {items} At the bottom the total is <{total}>.",
+        f"This is a receipt from <{bill.store}> with the date <{bill.date}>. It lists "
+        f"<{NUMBERS[len(bill.goods)]}> items. {items} At the bottom the total is <{bill.total}>.",
     )
 
 
@@ -150,9 +170,8 @@ def form(rng: Random, split: Split) -> Draft:
         "FEE": words.price(rng, 100),
     }
     number = rng.randint(3, 5)
-    keys = [key for key in values if key in rng.sample(tuple(values), number)]
-    if len(keys) < 2:
-        keys = ["NAME", "CITY", "DATE"]
+    chosen = rng.sample(tuple(values), number)
+    keys = [key for key in values if key in chosen]
     heading = rng.choice(("", "FORM", "VISITOR CARD", "ORDER", "STAFF PASS"))
     heading = heading if len(keys) < canvas.num_rows else ""
     _print_form(rng, canvas, heading, {key: values[key] for key in keys})

@@ -43,7 +43,13 @@ def _different_lines(rng: Random, split: Split, number: int, room: int) -> list[
 
 
 def sign(rng: Random, split: Split) -> Draft:
-    """Two to five centred lines in a frame."""
+    """Two to four lines, mostly centred, mostly in a frame."""
+    canvas, lines = lay_sign(rng, split)
+    return _ask_lines(rng, canvas, "sign", lines)
+
+
+def lay_sign(rng: Random, split: Split) -> tuple[Canvas, list[str]]:
+    """The picture of a sign and its lines."""
     size: Size = rng.choices(((96, 192), (192, 96), (96, 288)), (8, 1, 1))[0]
     canvas = Canvas(rng, split, size, may_hold_out=True)
     room = {192: 17, 96: 10, 288: 20}[canvas.width]
@@ -58,7 +64,7 @@ def sign(rng: Random, split: Split) -> Draft:
             canvas.write_middle(line, top + i)
         else:
             canvas.write(line, top + i, left=max(6, canvas.margin))
-    return _ask_lines(rng, canvas, "sign", lines)
+    return canvas, lines
 
 
 def notice(rng: Random, split: Split) -> Draft:
@@ -140,14 +146,10 @@ def captions(rng: Random, split: Split) -> Draft:
     canvas = Canvas(rng, split, size, may_hold_out=True)
     is_under = size != (192, 96) and rng.random() < 0.5
     number = rng.randint(2, 3)
-    room = (6 if number == 3 else 9) if is_under else 9 if canvas.width == 96 else 12
-    said = [
-        words.code(rng) if rng.random() < 0.3 else words.word(rng, split, min(room, 9))
-        for _ in range(number)
-    ]
-    while len(set(said)) < number:
-        said[-1] = words.word(rng, split, min(room, 6))
-    said = [text[:room] for text in said]
+    room = (6 if number == 3 else 9) if is_under else 8 if canvas.width == 96 else 9
+    said = words.different_words(rng, split, number, room)
+    if rng.random() < 0.6:
+        said[rng.randrange(number)] = words.code(rng)
     pairs = [(colour, rng.choice(SHAPES)) for colour in rng.sample(tuple(COLOURS), number)]
     if is_under:
         column = canvas.width / number
@@ -207,7 +209,7 @@ def _ask_captions(
     order = ("At the left", "Next", "Last") if where == "under" else ("At the top", "Next", "Last")
     long = turn(
         rng,
-        ("Describe the picture in detail.", "Give a full description of the picture."),
+        ("Describe the shapes and their texts in detail.", "Describe all captions in detail."),
         f"The picture shows <{NUMBERS[len(said)]}> shapes with text {where} them. "
         + " ".join(
             f"{start} is a <{colour}> <{shape}> and the text {where} it says <{text}>."

@@ -1,0 +1,51 @@
+"""The command line, `varifocal COMMAND`: one file a command; files with _ are what they share."""
+
+from typing import Annotated
+
+import typer
+
+from varifocal.cli._inputs import versions
+from varifocal.cli._program import Command, DefaultGroup, Program, sectioned
+from varifocal.cli import demo
+from varifocal.cli.drafters import drafters
+from varifocal.cli.generate import generate
+from varifocal.cli.targets import targets
+from varifocal.cli.verify import verify
+
+app = typer.Typer(
+    name="varifocal",
+    cls=Program,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+for _command in (generate, verify, drafters, targets):
+    app.command(cls=Command)(sectioned(_command))
+demo_app = typer.Typer(
+    cls=DefaultGroup,
+    help="The show (no sub-command: `demo show`), and the embedded model that it runs on.",
+)
+for _command in (demo.show, demo.build, demo.score):
+    demo_app.command(cls=Command)(sectioned(_command))
+app.add_typer(demo_app, name="demo")
+
+
+@app.callback(invoke_without_command=True)
+def program(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the versions of varifocal and what it uses.")
+    ] = False,
+) -> None:
+    """Faster answers from vision-language models, with the text unchanged."""
+    if version:
+        typer.echo(versions())
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+
+
+def main() -> None:
+    """Where the installed program starts."""
+    app()

@@ -1,0 +1,322 @@
+"""How every command runs: its sections of options, the configuration file, errors, exit codes."""
+
+import difflib
+import inspect
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
+
+from varifocal.errors import BadOption, VarifocalError
+
+Hints = dict[str, dict[str, Any]]  # section: field: type
+
+_CONFIG = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="YAML with options, alone or in sections named like the boxes of this help.",
+        rich_help_panel="Configuration",
+    ),
+]
+_OVERRIDES = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SECTION.FIELD=VALUE",
+        help="Changes to --config, such as sampling.seed=7.",
+        rich_help_panel="Configuration",
+    ),
+]
+
+
+def sectioned(function: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer from a function whose arguments are dataclasses of options.
+
+    Each argument becomes a section: a box of the help and a section of the configuration file.
+    """
+    sections = get_type_hints(function)
+    sections.pop("return", None)
+    parameters, hints = [], {}
+    for section, cls in sections.items():
+        assert is_dataclass(cls), f"{function.__name__}: {section} must be a dataclass of options"
+        for parameter in _parameters(section, cls):
+            assert parameter.name not in hints, f"{parameter.name} stands in two sections"
+            parameters.append(parameter)
+            hints[parameter.name] = parameter.annotation
+    for name, hint in (("config", _CONFIG), ("overrides", _OVERRIDES)):
+        parameters.append(_parameter(name, hint, None))
+        hints[name] = hint
+
+    def run(**given: Any) -> None:
+        function(
+            **{
+                section: cls(**{f.name: given[f.name] for f in fields(cls)})
+                for section, cls in sections.items()
+            }
+        )
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for typer
+    run.__annotations__ = hints
+    run.sections = {s: _plain_hints(cls) for s, cls in sections.items()}  # type: ignore[attr-defined]  # for Command
+    return run
+
+
+def _parameters(section: str, cls: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(cls, include_extras=True)
+    made = []
+    for field in fields(cls):
+        kind, info = get_args(hints[field.name])
+        info = copy(info)
+        info.rich_help_panel = section.capitalize()
+        default = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        if default is MISSING:
+            default = inspect.Parameter.empty
+        made.append(_parameter(field.name, Annotated[kind, info], default))
+    return made
+
+
+def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+    )
+
+
+def _plain_hints(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields(cls)}
+
+
+class Command(TyperCommand):
+    """A command with `--config`, overrides, `--json` without a value, and `--debug`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Options of the configuration file become defaults of those on the command line."""
+        args = _with_json_value(args)
+        if not ctx.resilient_parsing and "--help" not in args:
+            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            ctx.default_map = self._defaults(given)
+        return super().parse_args(ctx, args)
+
+    def _defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        hints: Hints = getattr(self.callback, "sections", {})
+        # typer wraps the callback; the function below it knows the sections
+        inner = inspect.unwrap(self.callback) if self.callback else None
+        hints = hints or getattr(inner, "sections", {})
+        values = read_config(given.get("config"), given.get("overrides") or (), hints)
+        twice = sorted(set(values.overridden) & {key for key, value in given.items() if value})
+        if twice:
+            raise BadOption(
+                f"{', '.join(twice)} is given both as an option and as an override; give it once"
+            )
+        return values.defaults
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; with --debug errors show where they come from."""
+        is_debugged = bool(ctx.params.get("debug"))
+        if is_debugged:
+            logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+            logging.getLogger("varifocal").setLevel(logging.DEBUG)
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.TyperException):
+            raise
+        except BrokenPipeError:
+            raise typer.Exit(141) from None  # as if ended by SIGPIPE
+        except Exception:
+            if is_debugged:
+                traceback.print_exc()
+            raise
+
+
+def _with_json_value(args: Sequence[str]) -> list[str]:
+    """`--json` without a value means standard output."""
+    made = []
+    for n, arg in enumerate(args):
+        made.append(arg)
+        follower = args[n + 1] if n + 1 < len(args) else "--"
+        if arg == "--json" and follower.startswith("-") and follower != "-":
+            made.append("-")
+    return made
+
+
+class Configured:
+    """What a configuration file and overrides say, checked against the options of a command."""
+
+    def __init__(self) -> None:
+        self.defaults: dict[str, Any] = {}
+        self.overridden: list[str] = []
+
+
+def read_config(path: str | Path | None, overrides: Sequence[str], hints: Hints) -> Configured:
+    """Read and check; unknown keys, wrong types and doubles are refused by name."""
+    config = OmegaConf.create({}) if path is None else _load(Path(path))
+    found = Configured()
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise BadOption(f"wanted section.field=value, got {text!r}; see --help for the options")
+        keys = key.replace("-", "_").split(".")
+        section = [keys[0]] if keys[0] in hints or keys[0] == "set" else []
+        found.overridden.append(keys[1] if section and len(keys) > 1 else keys[0])
+        OmegaConf.update(config, ".".join(keys), value, force_add=True)
+    try:
+        values = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise BadOption(f"the configuration cannot be read: {error}") from error
+    for name, field, value, hint in _entries(values, hints):
+        if field in found.defaults:
+            raise BadOption(f"the configuration gives {field} twice; give it once")
+        if value is not None:
+            found.defaults[field] = _checked(name, value, hint)
+    return found
+
+
+def _load(path: Path) -> Any:
+    try:
+        config = OmegaConf.load(path)
+    except FileNotFoundError:
+        raise BadOption(f"there is no configuration file {path}") from None
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise BadOption(f"the configuration {path} cannot be read: {error}") from error
+    except Exception as error:  # PyYAML's errors have a base that omegaconf does not hand on
+        reason = " ".join(str(error).split())
+        raise BadOption(f"the configuration {path} is not YAML: {reason}") from error
+    if not OmegaConf.is_dict(config):
+        raise BadOption(f"the configuration {path} must map options to values")
+    return config
+
+
+def _entries(values: Any, hints: Hints) -> list[tuple[str, str, Any, Any]]:
+    """(full name, field, value, type) of every key, sections opened."""
+    known = {field: hint for section in hints.values() for field, hint in section.items()}
+    found = []
+    for raw, value in values.items():
+        key = str(raw).replace("-", "_")
+        if key in hints and (isinstance(value, dict) or key not in known):
+            if not isinstance(value, dict):
+                raise BadOption(f"the section {key} must map options to values, got {value!r}")
+            for raw_field, inner in value.items():
+                field = str(raw_field).replace("-", "_")
+                if field not in hints[key]:
+                    raise _unknown(f"{key}.{field}", [f"{key}.{name}" for name in hints[key]])
+                found.append((f"{key}.{field}", field, inner, hints[key][field]))
+        elif key in known:
+            found.append((key, key, value, known[key]))
+        else:
+            raise _unknown(key, [*known, *hints])
+    return found
+
+
+def _unknown(key: str, known: Sequence[str]) -> BadOption:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+    return BadOption(f"the configuration has the unknown key {key}; {hint}")
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """The value as typer takes defaults: text, yes or no, or a list of texts."""
+    is_list = get_origin(hint) is list
+    if is_list and isinstance(value, dict):
+        value = [f"{key}={_typed_as(item)}" for key, item in value.items()]
+    elif is_list and not isinstance(value, list):
+        value = [value]
+    try:
+        checked = TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].lower()
+        raise BadOption(f"the configuration's {name} is {value!r}: {reason}") from error
+    if is_list:
+        return [str(item) for item in checked]
+    return checked if isinstance(checked, bool) else str(checked)
+
+
+def _typed_as(value: Any) -> str:
+    """A YAML value as it would be typed after `--set key=`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class DefaultGroup(TyperGroup):
+    """A group whose first command runs when none is named; options go to it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the first command's name where it is left out."""
+        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+
+class Program(TyperGroup):
+    """The whole program: whatever goes wrong ends in one message and an exit code."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Exit with 0 done, 1 bad verdict, 2 bad usage or input, 130 Ctrl-C, 141 closed pipe."""
+        is_standalone = options.pop("standalone_mode", True)
+        code = self._run(*args, **options)
+        code = _flushed(code)
+        if is_standalone:
+            sys.exit(code)
+        return code
+
+    def _run(self, *args: Any, **options: Any) -> int:
+        for stream in (sys.stdout, sys.stderr):
+            if callable(reconfigure := getattr(stream, "reconfigure", None)):
+                reconfigure(errors="replace")  # a terminal that cannot show a letter is no error
+        try:
+            return int(super().main(*args, standalone_mode=False, **options) or 0)
+        except typer.Abort:
+            return 130
+        except typer.TyperException as error:  # of usage: typer's own words
+            path = getattr(getattr(error, "ctx", None), "command_path", "varifocal")
+            _complain(f"{error.format_message()}\nTry '{path} --help'.")
+        except VarifocalError as error:
+            _complain(str(error))
+        except KeyboardInterrupt:
+            return 130
+        except OSError as error:
+            _complain(f"{error.strerror or error}: {error.filename}" if error.filename else f"{error}")
+        except MemoryError:
+            _complain("out of memory; use a smaller target, fewer pictures or fewer tokens")
+        except Exception as error:
+            _complain(
+                f"unexpected {type(error).__name__}: {error}\n"
+                "This is a fault of varifocal; --debug shows where. Please report it."
+            )
+        return 2
+
+
+def _complain(message: str) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(Text.assemble(("Error: ", "bold red"), message))
+
+
+def _flushed(code: int) -> int:
+    """Write what is left; a reader that has gone away is no error worth a message."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = 141
+    except (OSError, ValueError):
+        return code or 2
+    if code == 141:  # or the interpreter complains when it flushes at its end
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (OSError, ValueError):  # not a real file, as in tests
+            pass
+    return code

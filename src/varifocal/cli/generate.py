@@ -1,0 +1,134 @@
+"""`varifocal generate`: answer one request."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from varifocal.cli._inputs import engine_from, request_from
+from varifocal.cli._options import (
+    AskOptions,
+    DraftingOptions,
+    LimitOptions,
+    OutputOptions,
+    SamplingOptions,
+    TargetOptions,
+)
+from varifocal.cli._output import Output
+from varifocal.decode import Generation
+from varifocal.result import GenerationResult, Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions(OutputOptions):
+    """What is shown and written, and when."""
+
+    stream: Annotated[
+        bool, typer.Option("--stream/--no-stream", help="Show text as it comes.")
+    ] = True
+
+
+def generate(
+    ask: AskOptions,
+    limits: LimitOptions,
+    sampling: SamplingOptions,
+    model: TargetOptions,
+    drafting: DraftingOptions,
+    output: StreamOptions,
+) -> None:
+    """Answer a question about pictures.
+
+    The text is the one that plain decoding gives, whatever the drafter. Ctrl-C keeps what has come.
+    """
+    out = Output(output)
+    request = request_from(ask, limits, sampling)
+    if sampling.temperature == 0 and (sampling.top_k or sampling.top_p < 1):
+        out.note("top-k and top-p change nothing at temperature 0, which takes the likeliest token")
+    engine = engine_from(model, drafting, out)
+    generation = engine.stream(request)
+    is_cancelled = _decode(generation, out, streams=output.stream)
+    result = finished(generation)
+    if not output.stream:
+        out.piece(result.text)
+    out.line()
+    out.note(summary(result))
+    out.write(result.to_dict())
+    if is_cancelled:
+        raise typer.Exit(130)
+
+
+def _decode(generation: Generation, out: Output, *, streams: bool) -> bool:
+    """Run to the end or to Ctrl-C; whether it was Ctrl-C."""
+    with interruptible() as interrupt:
+        try:
+            for decided in generation:
+                if streams:
+                    out.piece(decided.text)
+                if interrupt.is_asked:
+                    break
+                interrupt.can_wait = True
+        except KeyboardInterrupt:
+            interrupt.is_asked = True
+    return interrupt.is_asked
+
+
+@dataclass
+class Interrupt:
+    """Ctrl-C during a generation: a round is finished first, so that text and counts agree."""
+
+    is_asked: bool = False
+    can_wait: bool = False  # a round is short; the prefill may not be
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The signal's handler. A second Ctrl-C does not wait."""
+        if self.is_asked or not self.can_wait:
+            raise KeyboardInterrupt
+        self.is_asked = True
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Take over Ctrl-C for a while. Only the main thread can."""
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def finished(generation: Generation) -> GenerationResult:
+    """The result, also of a generation that was cancelled before its first token."""
+    if generation.rounds:
+        return generation.result()
+    return GenerationResult(
+        text="",
+        token_ids=[],
+        finish_reason="cancelled",
+        prompt_tokens=len(generation.prompt.tokens),
+        image_tokens=int(generation.prompt.is_image.sum()),
+        prefill=Round(tokens=[], text="", is_prefill=True),
+        rounds=[],
+        drafter=generation.drafter.name,
+        target=generation.target.name,
+    )
+
+
+def summary(result: GenerationResult) -> str:
+    """One line on how it went."""
+    seconds = result.seconds["decode"]
+    rate = f", {(len(result.token_ids) - 1) / seconds:.0f} tokens/s" if result.rounds else ""
+    line = (
+        f"{result.drafter} on {result.target}: {len(result.token_ids)} tokens, "
+        f"{result.num_spec_steps} target forwards after the prefill, "
+        f"tau {result.mean_acceptance_length:.2f}{rate}; ended by {result.finish_reason}"
+    )
+    return f"{line}\n{result.fallback}" if result.fallback else line

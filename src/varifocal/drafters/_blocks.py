@@ -1,0 +1,129 @@
+"""A drafter's decoder block, and the rewindable cache of its keys and values."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_ROOM = 256  # entries that a buffer grows by at least
+
+
+class Block(nn.Module):
+    """Pre-norm attention with rotary positions, then SwiGLU; what attends to what is the caller's.
+
+    Sizes: D hidden, H heads of width D / H, inner the feed-forward width.
+    """
+
+    def __init__(self, hidden: int, heads: int, inner: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = RMSNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.out = nn.Linear(hidden, hidden, bias=False)
+        self.inner_norm = RMSNorm(hidden)
+        self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
+        self.down = nn.Linear(inner, hidden, bias=False)
+
+    def project(
+        self, x: Float[Tensor, "*b n D"], rotation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each [*b, H, n, D / H]; positions are already in q and k."""
+        *batch, n, _hidden = x.shape
+        made = (
+            self.qkv(self.attention_norm(x)).view(*batch, n, 3 * self.heads, -1).transpose(-2, -3)
+        )
+        turned = _rotate(made[..., : 2 * self.heads, :, :], rotation)
+        q, k = turned.split(self.heads, dim=-3)
+        return q, k, made[..., 2 * self.heads :, :, :]
+
+    def finish(
+        self, x: Float[Tensor, "*b n D"], attended: Float[Tensor, "*b H n dh"]
+    ) -> Float[Tensor, "*b n D"]:
+        """The block's output from what its attention read."""
+        x = x + self.out(attended.transpose(-2, -3).reshape(x.shape))
+        gate, up = self.gate_up(self.inner_norm(x)).chunk(2, -1)
+        grown: Tensor = x + self.down(F.silu(gate) * up)
+        return grown
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x), scaled."""
+
+    def __init__(self, hidden: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.eps = eps
+
+    def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b D"]:
+        """In the precision of `x`; torch sums in float32."""
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+def rotation(
+    positions: Int64[Tensor, "*b n"], width: int, dtype: torch.dtype, theta: float = 10000.0
+) -> tuple[Tensor, Tensor]:
+    """Cosine and signed sine [*b, 1, n, width] of rotary positions, shared by all heads."""
+    rate = theta ** (-torch.arange(0, width, 2, device=positions.device).float() / width)
+    angle = positions[..., None, :, None] * rate
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = rotation
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+
+@dataclass
+class DraftCache:
+    """Keys and values of all blocks for one request.
+
+    Entries below `stable` come from true target features. What a draft appends behind them is
+    thrown away by `rewind`. Buffers are [2, H, capacity, D / H]: keys, then values.
+    """
+
+    stable: int = 0
+    length: int = 0
+    buffers: list[Tensor] = field(default_factory=list)
+
+    def append(self, block: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add entries of one block behind `length`; everything up to them, as views."""
+        end = self.length + keys.shape[-2]
+        if block == len(self.buffers):
+            self.buffers.append(keys.new_empty(2, *keys.shape[:-2], end + _ROOM, keys.shape[-1]))
+        buffer = self.buffers[block]
+        if buffer.shape[-2] < end:
+            grown = buffer.new_empty(
+                *buffer.shape[:-2], end + max(_ROOM, end // 2), buffer.shape[-1]
+            )
+            grown[..., : self.length, :] = buffer[..., : self.length, :]
+            self.buffers[block] = buffer = grown
+        buffer[0, :, self.length : end] = keys
+        buffer[1, :, self.length : end] = values
+        return buffer[0, :, :end], buffer[1, :, :end]
+
+    def advance(self, count: int, *, stable: bool = False) -> None:
+        """Count entries that every block has appended."""
+        self.length += count
+        if stable:
+            self.stable = self.length
+
+    def rewind(self) -> None:
+        """Forget the draft."""
+        self.length = self.stable
+
+
+def attend(
+    q: Float[Tensor, "H n dh"],
+    keys: Float[Tensor, "H s dh"],
+    values: Float[Tensor, "H s dh"],
+    allowed: Bool[Tensor, "n m"] | None,
+) -> Float[Tensor, "H n dh"]:
+    """Attention of n new rows: all older entries, and of the last m those that are allowed."""
+    scores = q @ keys.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if allowed is not None:
+        scores[..., -allowed.shape[1] :].masked_fill_(~allowed, float("-inf"))
+    weights: Tensor = scores.float().softmax(-1).to(values.dtype)
+    return weights @ values

@@ -1,0 +1,153 @@
+"""FOVEA's per-image memory, its state-dependent read-out, and the correction of a scoring state."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from varifocal.drafters._blocks import RMSNorm
+from varifocal.tree import Evidence
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """k_i = W_K x_i and u_i = W_U x_i of all visual tokens x_i; pictures follow one another."""
+
+    keys: Float[Tensor, "*b M K"]
+    values: Float[Tensor, "*b M U"]
+    valid: Bool[Tensor, "*b M"] | None = None  # m_i: False for padding
+
+    @property
+    def size(self) -> int:
+        """Entries, padding included."""
+        return self.keys.shape[-2]
+
+
+class VisualCorrection(nn.Module):
+    """h + g * f([h; r]), where r is read from the memory by a query made of h and its depth.
+
+    [FOVEA, Eq. 5-9]. `settings` is the drafter's config: correction, select, top_k, rho, k_min,
+    k_max, depth_embedding, gate, memory_width, bottleneck, depth.
+    """
+
+    def __init__(self, hidden: int, settings: Any) -> None:
+        super().__init__()
+        self.settings = settings
+        width = settings.memory_width
+        self.state_norm = RMSNorm(hidden)
+        self.query = nn.Linear(hidden, width, bias=False)
+        self.depth = nn.Embedding(max(settings.depth, 1), hidden)
+        self.memory_norm = RMSNorm(hidden)
+        self.memory_keys = nn.Linear(hidden, width, bias=False)
+        self.memory_values = nn.Linear(hidden, width, bias=False)
+        # One product for the correction's first layer and the gate.
+        self.first = nn.Linear(hidden + width, settings.bottleneck + hidden)
+        self.second = nn.Linear(settings.bottleneck, hidden)
+        nn.init.zeros_(self.depth.weight)
+        nn.init.zeros_(self.second.weight)  # no correction to begin with
+        nn.init.zeros_(self.second.bias)
+        if settings.select == "query_agnostic":
+            self.fixed_query = nn.Parameter(torch.randn(width) * width**-0.5)
+
+    def remember(
+        self, visual: Float[Tensor, "*b M D"], valid: Bool[Tensor, "*b M"] | None = None
+    ) -> Memory:
+        """Build the memory, once per request. [FOVEA, Eq. 4]"""
+        x = self.memory_norm(visual)
+        return Memory(self.memory_keys(x), self.memory_values(x), valid)
+
+    def forward(
+        self, h: Float[Tensor, "*b n D"], depth: Tensor | int, memory: Memory
+    ) -> tuple[Float[Tensor, "*b n D"], Evidence | None]:
+        """The corrected scoring state; `h` itself is left as it is."""
+        read, evidence = self._read(h, depth, memory)
+        made = self.first(torch.cat([h, read], -1))
+        inner, gate = made.split([self.settings.bottleneck, h.shape[-1]], -1)
+        change = self.second(F.silu(inner))
+        if self.settings.gate:
+            change = gate.sigmoid() * change
+        return h + change, evidence
+
+    def _read(
+        self, h: Tensor, depth: Tensor | int, memory: Memory
+    ) -> tuple[Tensor, Evidence | None]:
+        """r_n, the renormalised mixture of the selected values. [FOVEA, Eq. 6-8]"""
+        blind = self.settings.correction == "blind"
+        if blind or memory.size == 0:
+            return h.new_zeros(*h.shape[:-1], self.settings.memory_width), None
+        scores = self._scores(h, depth, memory)
+        chosen, entries = self._select(scores, memory)
+        weights = chosen.float().softmax(-1).to(h.dtype)
+        if entries is None:
+            return weights @ memory.values, None
+        if h.dim() == 2:
+            read = torch.einsum("nk,nku->nu", weights, memory.values[entries])
+            return read, Evidence(entries, weights.float())
+        # In training a sparse row of weights over all entries is faster than a gather.
+        full = torch.zeros_like(scores).scatter(-1, entries, weights.to(scores.dtype))
+        return full.to(memory.values.dtype) @ memory.values, None
+
+    def _scores(self, h: Tensor, depth: Tensor | int, memory: Memory) -> Float[Tensor, "*b n M"]:
+        """s_{n,i} = q_n . k_i / sqrt(d_k); -inf where there is no entry. [FOVEA, Eq. 5]"""
+        settings = self.settings
+        if settings.select == "query_agnostic":
+            query = self.fixed_query.to(h.dtype).expand(*h.shape[:-1], -1)
+        else:
+            state = self.state_norm(h)
+            if settings.depth_embedding:
+                limit = self.depth.num_embeddings - 1
+                index = torch.as_tensor(depth, device=h.device).clamp(max=limit)
+                state = state + self.depth(index).to(h.dtype)
+            query = self.query(state)
+        scores: Tensor = query @ memory.keys.transpose(-1, -2) * memory.keys.shape[-1] ** -0.5
+        if memory.valid is not None:
+            scores = scores.masked_fill(~memory.valid[..., None, :], NEVER)
+        return scores
+
+    def _select(
+        self, scores: Tensor, memory: Memory
+    ) -> tuple[Tensor, Int64[Tensor, "*b n K"] | None]:
+        """Scores and indices of the entries that are read; indices None means all of them."""
+        settings = self.settings
+        size = min(settings.top_k, memory.size)
+        if settings.select == "dense":
+            return scores, None
+        if settings.select == "random":
+            order = torch.rand_like(scores, dtype=torch.float32).masked_fill(scores == NEVER, -1)
+            entries = order.topk(size, -1).indices
+            return scores.gather(-1, entries), entries
+        if settings.select == "static":
+            entries = self._central(memory, size).expand(*scores.shape[:-1], size)
+            return scores.gather(-1, entries), entries
+        if settings.select == "mass":
+            return self._by_mass(scores)
+        chosen, entries = scores.topk(size, -1)
+        return chosen, entries
+
+    def _by_mass(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The fewest entries with mass rho, between k_min and k_max. [FOVEA, Sec. 3, selection]"""
+        settings = self.settings
+        most = min(settings.k_max, scores.shape[-1])
+        chosen, entries = scores.topk(most, -1)
+        mass = (chosen.float() - scores.float().logsumexp(-1, keepdim=True)).exp().cumsum(-1)
+        needed = (mass < settings.rho).sum(-1, keepdim=True) + 1
+        needed = needed.clamp(min=min(settings.k_min, most), max=most)
+        beyond = torch.arange(most, device=scores.device) >= needed
+        return chosen.masked_fill(beyond, NEVER), entries
+
+    @staticmethod
+    def _central(memory: Memory, size: int) -> Int64[Tensor, "*b 1 K"]:
+        """The entries most like the picture's mean key: one set for all states of a picture."""
+        keys = memory.keys.detach()
+        if memory.valid is not None:
+            keys = keys * memory.valid[..., None]
+        central = keys @ keys.sum(-2)[..., None]
+        central = central[..., 0]
+        if memory.valid is not None:
+            central = central.masked_fill(~memory.valid, NEVER)
+        return central.topk(size, -1).indices[..., None, :]

@@ -1,0 +1,268 @@
+"""Folders of trained drafters: written atomically, read only if all in them is accounted for.
+
+`model.safetensors` carries the whole description in its header, so that one rename replaces weights
+and description together; `config.json` repeats it for people and other programs.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from varifocal.drafter import Drafter
+from varifocal.drafters import check_options, drafter_class
+from varifocal.errors import BadArtifact, BadOption, DrafterMismatch
+from varifocal.target import Target
+from varifocal.training.artifacts import write_atomically
+
+FORMAT, VERSION = "varifocal-drafter", 1
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+_HEADER = "varifocal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """How a drafter was made: what it takes to make it again, and how good it was."""
+
+    seed: int
+    steps: int
+    command: str = ""  # the command line
+    data: str = ""  # what it learned from
+    scores: dict[str, float] = field(default_factory=dict)
+    notes: str = ""
+
+
+@runtime_checkable
+class _Learned(Protocol):
+    """A drafter with weights of its own."""
+
+    @property
+    def network(self) -> nn.Module:
+        """All of them, and none of the target's."""
+
+
+def save_trained(
+    drafter: Drafter[Any], folder: Path, *, card: Card, dtype: torch.dtype = torch.float32
+) -> None:
+    """Write a drafter as a folder that `load_trained` reads; other files in it stay.
+
+    A kill or a full disk at any moment leaves the old drafter, or none, never a broken one.
+    """
+    if not isinstance(drafter, _Learned):
+        raise BadOption(f"the drafter {drafter.name} has no weights to save")
+    state = {name: t.detach().cpu() for name, t in drafter.network.state_dict().items()}
+    tensors = {
+        name: (t.to(dtype) if t.is_floating_point() else t).contiguous().clone()
+        for name, t in state.items()
+    }
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise BadArtifact(
+                f"{name} of {drafter.name} is not finite in {dtype}; nothing was saved. Train with "
+                "a lower learning rate, or save as float32"
+            )
+    description = _description(drafter, card, _digest(tensors))
+    text = json.dumps(description, indent=2)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / CONFIG, text.encode())
+    write_atomically(folder / CARD, _card_text(description).encode())
+    write_atomically(folder / WEIGHTS, save(tensors, metadata={_HEADER: text}))
+
+
+def load_trained(folder: Path, target: Target, options: dict[str, Any]) -> Drafter[Any]:
+    """The drafter in a folder, if it was trained for this target.
+
+    `options` may change how it drafts (nodes, depth, ...), not what its weights were trained as.
+    """
+    _read_config(folder)
+    description, tensors = _read_weights(folder / WEIGHTS)
+    _check_target(folder, description, target)
+    cls = drafter_class(str(description["drafter"]))
+    saved = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in description["config"].items()
+    }
+    known = {f.name for f in fields(cls.Config)}
+    if strange := sorted(set(saved) - known):
+        raise BadArtifact(
+            f"{folder} was saved with the setting {strange[0]!r}, which this version of "
+            f"{description['drafter']} does not have; use the version that made it or train again"
+        )
+    check_options(str(description["drafter"]), cls, options)
+    fixed: frozenset[str] = getattr(cls.Config, "ARCHITECTURE", frozenset())
+    for key in sorted(set(options) & fixed):
+        if options[key] != saved.get(key, options[key]):
+            raise BadOption(
+                f"{key} is part of the trained weights in {folder} ({saved[key]!r}) and cannot be "
+                f"{options[key]!r}; leave it out or train another drafter"
+            )
+    drafter = cls(target, cls.Config(**{**saved, **options}))
+    if not isinstance(drafter, _Learned):
+        raise BadArtifact(f"{folder} holds weights, but {description['drafter']} takes none")
+    _fill(drafter.network, tensors, folder / WEIGHTS)
+    drafter.network.eval()
+    return drafter
+
+
+def shipped_weights(name: str, target: Target, root: Path | None = None) -> Path | None:
+    """The folder of weights that this package ships of a drafter, if they fit the target."""
+    folder = (root or Path(__file__).parent.parent / "demo" / "weights" / "drafters") / name
+    if not (folder / CONFIG).exists():
+        return None
+    made_for = _read_config(folder)["target"]["fingerprint"]
+    return folder if made_for == target.fingerprint else None
+
+
+def _description(drafter: Drafter[Any], card: Card, digest: str) -> dict[str, Any]:
+    target = drafter.target
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "drafter": _module_name(type(drafter)),
+        "config": asdict(drafter.config),
+        "target": {
+            "name": target.name,
+            "fingerprint": target.fingerprint,
+            "vocab_size": target.vocab_size,
+            "hidden_size": target.hidden_size,
+        },
+        "weights_sha256": digest,
+        "recipe": asdict(card),
+    }
+
+
+def _module_name(cls: type[Drafter[Any]]) -> str:
+    """What `drafter_class` finds it by: the file's name, or a dotted module."""
+    module = cls.__module__
+    return cls.name if module == f"varifocal.drafters.{cls.name}" else module
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadArtifact(
+            f"{path} cannot be read ({error.strerror}); {folder} is no trained drafter. Make one "
+            "with `varifocal train`"
+        ) from error
+    return _checked(text, path)
+
+
+def _checked(text: str, path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise BadArtifact(f"{path} is damaged ({error}); copy or train it again") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise BadArtifact(f"{path} does not describe a varifocal drafter")
+    if content.get("version") != VERSION:
+        raise BadArtifact(
+            f"{path} has format version {content.get('version')}, wanted {VERSION}; use the "
+            "program that wrote it or train again"
+        )
+    needed = {
+        "drafter": str, "config": dict, "target": dict, "weights_sha256": str, "recipe": dict
+    }  # fmt: skip
+    for key, kind in needed.items():
+        if not isinstance(content.get(key), kind):
+            raise BadArtifact(f"{path} lacks {key!r}; copy or train it again")
+    missing = {"name", "fingerprint", "vocab_size", "hidden_size"} - set(content["target"])
+    if missing:
+        raise BadArtifact(f"{path} lacks target.{min(missing)}; copy or train it again")
+    return content
+
+
+def _read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Description and tensors, checked against their checksum."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = (file.metadata() or {}).get(_HEADER, "")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise BadArtifact(
+            f"{path} is missing, cut short or damaged ({str(error).strip()}); copy it again"
+        ) from error
+    description = _checked(header or "null", path)
+    if _digest(tensors) != description["weights_sha256"]:
+        raise BadArtifact(f"{path} is damaged (its checksum is wrong); copy or train it again")
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise BadArtifact(f"{name} in {path} holds NaN or infinity; train it again")
+    return description, tensors
+
+
+def _check_target(folder: Path, description: dict[str, Any], target: Target) -> None:
+    made_for = description["target"]
+    for key in ("vocab_size", "hidden_size", "fingerprint"):
+        wanted, came = made_for[key], getattr(target, key)
+        if wanted != came:
+            raise DrafterMismatch(
+                f"the drafter in {folder} was trained for {made_for['name']!r} ({key} {wanted}), "
+                f"but the target is {target.name!r} ({key} {came}). Load it with its own target, "
+                "or train one for this target with `varifocal record` and `varifocal train`"
+            )
+
+
+def _fill(network: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Copy every tensor into the network; all names and shapes must agree."""
+    wanted = network.state_dict()
+    problems = [f"{n} is missing" for n in sorted(set(wanted) - set(tensors))]
+    problems += [f"{n} is not part of the network" for n in sorted(set(tensors) - set(wanted))]
+    problems += [
+        f"{n} is {tuple(tensors[n].shape)}, wanted {tuple(wanted[n].shape)}"
+        for n in sorted(set(tensors) & set(wanted))
+        if tensors[n].shape != wanted[n].shape
+    ]
+    if problems:
+        raise BadArtifact(
+            f"{path} does not fit its own description: {'; '.join(problems[:5])}. Use the version "
+            "that wrote it or train again"
+        )
+    network.load_state_dict(tensors)
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _card_text(description: dict[str, Any]) -> str:
+    target, recipe = description["target"], description["recipe"]
+    scores = "\n".join(f"| {k} | {v:.4g} |" for k, v in recipe["scores"].items())
+    settings = "\n".join(f"- `{k}`: {v}" for k, v in description["config"].items())
+    return f"""# {description["drafter"]} for {target["name"]}
+
+A drafter for [varifocal](https://pypi.org/project/varifocal/). It only guesses: the target checks
+every token, so the text is the target's own. It works with one target: `{target["name"]}`,
+fingerprint `{target["fingerprint"]}`, {target["vocab_size"]} tokens, width {target["hidden_size"]}.
+
+## How it was made
+
+- command: `{recipe["command"]}`
+- data: {recipe["data"]}
+- updates: {recipe["steps"]}, seed {recipe["seed"]}
+{recipe["notes"]}
+
+## Scores
+
+tau is the mean number of tokens per target forward after the prefill; plain decoding has 1.
+
+| what | value |
+|---|---|
+{scores}
+
+## Settings
+
+{settings}
+"""

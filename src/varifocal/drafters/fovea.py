@@ -1,0 +1,242 @@
+"""FOVEA: each draft state reads a bounded, state-dependent part of the picture before it scores.
+
+[FOVEA] Symbols: their h_n is the state of a node after the last block and norm, x_i a projected
+visual token, M_img the `Memory`, r_n what was read, hhat_n the corrected state that only the
+frozen LM head sees. Recurrence and cache get h_n, so no entry ever changes. PAPERS.md lists where
+the paper leaves a choice open and what was chosen.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from varifocal.drafter import Drafter
+from varifocal.drafters._blocks import Block, DraftCache, RMSNorm, attend, rotation
+from varifocal.drafters._fovea_loss import Objective, fovea_loss
+from varifocal.drafters._growth import Frontier, Scored, grow
+from varifocal.drafters._visual import Memory, VisualCorrection
+from varifocal.errors import BadArtifact, BadOption
+from varifocal.plan import Budget
+from varifocal.target import Forward, Prompt, Target, Want
+from varifocal.training.artifacts import Artifact
+from varifocal.training.losses import Losses
+from varifocal.tree import DraftTree, Evidence
+from varifocal.verify import Verification
+
+
+class FoveaNetwork(nn.Module):
+    """Everything that is trained; the target's embeddings and head stay frozen outside."""
+
+    def __init__(self, hidden: int, settings: "FoveaDrafter.Config") -> None:
+        super().__init__()
+        self.hidden, self.heads = hidden, settings.heads
+        self.feature_norm = RMSNorm(hidden)
+        self.token_norm = RMSNorm(hidden)
+        self.join = nn.Linear(2 * hidden, hidden, bias=False)
+        self.blocks = nn.ModuleList(
+            Block(hidden, settings.heads, settings.inner) for _ in range(settings.blocks)
+        )
+        self.norm = RMSNorm(hidden)
+        self.visual = VisualCorrection(hidden, settings)
+
+    def enter(self, feature: Float[Tensor, "*b D"], token: Float[Tensor, "*b D"]) -> Tensor:
+        """The first block's input from a state and the embedding of the token after it."""
+        return self.join(torch.cat([self.feature_norm(feature), self.token_norm(token)], -1))  # type: ignore[no-any-return]
+
+
+@dataclass
+class FoveaState:
+    """One request: the memory of its pictures, the draft cache, and slots not read yet."""
+
+    memory: Memory
+    cache: DraftCache
+    features: Float[Tensor, "m D"]  # pending slots: target states ...
+    tokens: Float[Tensor, "m D"]  # ... embeddings of the tokens after them ...
+    positions: Int64[Tensor, " m"]  # ... and where they stand
+    next_position: int
+    top: Float[Tensor, "1 D"] | None = field(default=None, repr=False)  # the root's state
+
+
+class FoveaDrafter(Drafter[FoveaState]):
+    """Draft blocks on target features, a tree, and a visual correction of each scoring state."""
+
+    name: ClassVar[str] = "fovea"
+    pictures: ClassVar[str] = "reads a state-dependent part of each picture's memory"
+    needs: ClassVar[str] = "weights trained for the target"
+    want = Want(final=True, embeddings=True)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Drafter.Config):
+        """Sizes, retrieval, tree and objective; every ablation of the paper is a field."""
+
+        ARCHITECTURE: ClassVar[frozenset[str]] = frozenset(
+            {"blocks", "inner", "heads", "memory_width", "bottleneck", "correction", "prefix",
+             "depth_embedding", "gate"}
+        )  # fmt: skip
+
+        width: int = 6  # K_c: children per node, and nodes expanded per level
+        blocks: int = 2
+        inner: int = 512  # feed-forward width of a block
+        heads: int = 4
+        prefix: Literal["text_only", "full"] = "text_only"  # which slots the draft cache holds
+        correction: Literal["visual", "none", "blind"] = "visual"  # blind: same size, no picture
+        select: Literal["topk", "mass", "dense", "random", "static", "query_agnostic"] = "topk"
+        top_k: int = 16  # K_r, for every rule but "mass" and "dense"
+        rho: float = 0.9  # mass to reach, for "mass"
+        k_min: int = 4
+        k_max: int = 64
+        memory_width: int = 256  # d_k = d_u
+        bottleneck: int = 128  # inner width of f
+        max_correction_depth: int = 5  # deepest corrected state; 1 is the paper's preset
+        depth_embedding: bool = True
+        gate: bool = True
+        unroll: int = 6  # draft steps seen in training
+        objective: Objective = field(default_factory=Objective)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if isinstance(self.objective, dict):  # as read from a file or the command line
+                object.__setattr__(self, "objective", Objective(**self.objective))
+            for name in ("width", "blocks", "inner", "heads", "top_k", "memory_width", "unroll"):
+                if getattr(self, name) < 1:
+                    raise BadOption(f"{name} must be at least 1, got {getattr(self, name)}")
+            if not 0 < self.rho <= 1 or not 1 <= self.k_min <= self.k_max:
+                raise BadOption(
+                    "rho must be in (0, 1] and 1 <= k_min <= k_max, got "
+                    f"{self.rho}, {self.k_min}, {self.k_max}"
+                )
+
+    config: Config
+
+    def __init__(self, target: Target, config: Config, network: FoveaNetwork | None = None) -> None:
+        super().__init__(target, config)
+        if target.hidden_size % config.heads:
+            raise BadOption(f"heads={config.heads} does not divide {target.hidden_size}")
+        self.network = network or FoveaNetwork(target.hidden_size, config)
+        self.network.to(target.device)
+        banned = torch.zeros(target.vocab_size, device=target.device)
+        banned[sorted(target.banned_ids)] = float("-inf")
+        self._banned = banned
+
+    @classmethod
+    def load(cls, target: Target, config: Config) -> Self:  # type: ignore[override]
+        """With the weights shipped for this target."""
+        from varifocal.drafters._weights import load_trained, shipped_weights
+
+        folder = shipped_weights(cls.name, target)
+        if folder is None:
+            raise BadArtifact(
+                f"no {cls.name} weights are shipped for {target.name}; train them with "
+                f"`varifocal record` and `varifocal train --drafter {cls.name}`, then give the "
+                "folder as --drafter"
+            )
+        loaded: Any = load_trained(folder, target, {})
+        return cls(target, config, loaded.network)
+
+    # -- decoding ------------------------------------------------------------------------------
+
+    def start(self, prompt: Prompt, prefill: Forward, root: int) -> FoveaState:
+        """Build the memory and read the prompt."""
+        assert prefill.final is not None and prefill.embeddings is not None
+        visual = prefill.embeddings[prompt.is_image]
+        following = torch.cat([prefill.embeddings[1:], self._embed([root])])
+        positions = torch.arange(len(following), device=following.device)
+        features = prefill.final
+        if self.config.prefix == "text_only":
+            keep = torch.cat([~prompt.is_image[1:], torch.ones_like(prompt.is_image[:1])])
+            features, following, positions = features[keep], following[keep], positions[keep]
+        state = FoveaState(
+            self.network.visual.remember(visual.to(self._dtype)),
+            DraftCache(),
+            features,
+            following,
+            positions,
+            len(prompt.tokens),
+        )
+        self._extend(state)
+        return state
+
+    def propose(self, state: FoveaState, root: int, budget: Budget) -> DraftTree:
+        """Grow a tree below the root."""
+        self._extend(state)
+        assert state.top is not None
+        above = [state.top]  # states of the last expanded level
+
+        def expand(frontier: Frontier) -> Scored:
+            parents = above[0].expand(len(frontier.tokens), -1)
+            if frontier.depth > 1:
+                parents = above[0][frontier.row]
+            x = self.network.enter(parents, self.target.embed(frontier.tokens).to(self._dtype))
+            place = state.next_position - 1 + frontier.depth
+            positions = torch.full_like(frontier.tokens, place)
+            above[0] = self._blocks(x, positions, state.cache, frontier.sees)
+            state.cache.advance(len(x))
+            return self._score(above[0], frontier.depth, state.memory)
+
+        first = self._score(state.top, 0, state.memory)
+        tree = grow(root, first, expand, self.config.width, budget)
+        state.cache.rewind()
+        return tree
+
+    def observe(self, state: FoveaState, verdict: Verification, seen: Forward) -> None:
+        """Keep the true features of the accepted path for the next draft; no computation yet."""
+        assert seen.final is not None
+        count = len(verdict.tokens)
+        start = state.next_position
+        positions = torch.arange(start, start + count, device=seen.final.device)
+        state.features = torch.cat([state.features, seen.final])
+        state.tokens = torch.cat([state.tokens, self._embed(verdict.tokens)])
+        state.positions = torch.cat([state.positions, positions])
+        state.next_position += count
+
+    def _extend(self, state: FoveaState) -> None:
+        """Read the pending slots into the stable cache; the last one's state is the root's."""
+        if not len(state.positions):
+            return
+        x = self.network.enter(state.features.to(self._dtype), state.tokens.to(self._dtype))
+        n = len(x)
+        sees = torch.ones(n, n, dtype=torch.bool, device=x.device).tril() if n > 1 else None
+        state.top = self._blocks(x, state.positions, state.cache, sees)[-1:]
+        state.cache.advance(n, stable=True)
+        state.features, state.tokens = state.features[:0], state.tokens[:0]
+        state.positions = state.positions[:0]
+
+    def _blocks(
+        self, x: Tensor, positions: Tensor, cache: DraftCache, sees: Tensor | None
+    ) -> Float[Tensor, "n D"]:
+        """New rows through all blocks; `sees` says which of the newest entries each may read."""
+        turn = rotation(positions, self.network.hidden // self.network.heads, x.dtype)
+        for number, block in enumerate(self.network.blocks):
+            q, k, v = block.project(x, turn)  # type: ignore[operator]
+            keys, values = cache.append(number, k, v)
+            x = block.finish(x, attend(q, keys, values, sees))  # type: ignore[operator]
+        return self.network.norm(x)  # type: ignore[no-any-return]
+
+    def _score(self, h: Tensor, depth: int, memory: Memory) -> Scored:
+        """log p^D of the next token for each state, corrected where the depth allows it."""
+        evidence: Evidence | None = None
+        if self.config.correction != "none" and depth <= self.config.max_correction_depth:
+            h, evidence = self.network.visual(h, depth, memory)
+        logits = self.target.head(h.to(self.target.dtype)).float() + self._banned
+        return logits.log_softmax(-1), evidence
+
+    def _embed(self, tokens: list[int]) -> Float[Tensor, "n D"]:
+        return self.target.embed(torch.tensor(tokens, device=self.target.device))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.network.join.weight.dtype
+
+    @property
+    def memory_bytes(self) -> int:
+        """Weights of the network."""
+        return sum(p.numel() * p.element_size() for p in self.network.parameters())
+
+    # -- training ------------------------------------------------------------------------------
+
+    def loss(self, batch: list[Artifact], progress: float) -> Losses:
+        """The paper's objective over an unroll of draft steps. [FOVEA, Eq. 10-14]"""
+        return fovea_loss(self.network, self.target, self.config, batch)

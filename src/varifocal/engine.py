@@ -1,0 +1,162 @@
+"""A target and a drafter, loaded and measured, ready to answer requests."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from varifocal.decode import Clock, Generation
+from varifocal.drafter import Drafter
+from varifocal.drafters import check_options, drafter_class, load_drafter
+from varifocal.drafters.plain import PlainDrafter
+from varifocal.errors import BadOption
+from varifocal.plan import CostModel
+from varifocal.request import Request
+from varifocal.result import GenerationResult
+from varifocal.targets import load_target
+from varifocal.targets._hf import HFTarget
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Answers any number of requests; all that belongs to one lives in its generation."""
+
+    target: HFTarget
+    drafter: Drafter[Any]
+    cost: CostModel | None = None  # measured; only drafters with nodes="auto" use it
+
+    def generate(self, request: Request) -> GenerationResult:
+        """Decode a request to its end."""
+        generation = self.stream(request)
+        for _ in generation:
+            pass
+        return generation.result()
+
+    def stream(
+        self, request: Request, *, clock: Clock = time.perf_counter, with_looks: bool = False
+    ) -> Generation:
+        """The request being decoded: iterate over its rounds, each with the text to show."""
+        return Generation(
+            self.target, self.drafter, request, cost=self.cost, clock=clock, with_looks=with_looks
+        )
+
+    def plain(self) -> "Engine":
+        """The same target without a drafter: what every speed-up and text is compared with."""
+        return Engine(self.target, load_drafter("plain", self.target))
+
+
+def load(
+    target: str | Path = "demo",
+    drafter: str | None = None,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "auto",
+    threads: int | None = None,
+    exact_rows: bool = False,
+    drafter_options: Mapping[str, Any] | None = None,
+    calibrate: bool = True,
+) -> Engine:
+    """Load a target and a drafter by name.
+
+    `drafter` is a name, a dotted module or a folder that `train` wrote; by default "fovea" where
+    weights are shipped for the target, else "lookup". `dtype` "auto" or None takes bfloat16 where
+    the device computes it natively. `device` "auto" takes CUDA if there is any. `threads` sets
+    torch's threads for the whole process. `calibrate=False` skips measuring what a round costs on
+    this machine, which takes seconds; a drafter with nodes="auto" then uses `max_nodes` always.
+    """
+    if threads is not None:
+        set_threads(threads)
+    place = find_device(device)
+    model = load_target(str(target), dtype=find_dtype(dtype), device=place, exact_rows=exact_rows)
+    name = default_drafter(model) if drafter in (None, "auto") else str(drafter)
+    made = load_drafter(name, model, **dict(drafter_options or {}))
+    if isinstance(made, PlainDrafter) and made.config.fast:  # type: ignore[attr-defined]
+        from varifocal.fast import fast_target
+
+        model = fast_target(model)
+        made = load_drafter(name, model, **dict(drafter_options or {}))
+    return Engine(model, made, measure(model, made) if calibrate else None)
+
+
+def measure(target: HFTarget, drafter: Drafter[Any]) -> CostModel | None:
+    """What rounds cost on this machine, if the drafter's settings depend on it."""
+    if drafter.config.nodes != "auto" or drafter.config.depth == 0:
+        return None
+    from varifocal.cost import cost_model
+
+    return cost_model(target, drafter)
+
+
+def default_drafter(target: HFTarget) -> str:
+    """ "fovea" where weights for this target are shipped, else "lookup"."""
+    from varifocal.drafters._weights import shipped_weights
+
+    return "fovea" if shipped_weights("fovea", target) is not None else "lookup"
+
+
+def set_threads(threads: int) -> None:
+    """Torch's threads for the whole process."""
+    if threads < 1:
+        raise BadOption(f"threads must be at least 1, got {threads}")
+    torch.set_num_threads(threads)
+
+
+def find_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype by its name; None is what suits the device."""
+    if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
+        return None if dtype == "auto" else dtype  # type: ignore[return-value]  # no str is left
+    if dtype not in DTYPES:
+        raise BadOption(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
+    return DTYPES[dtype]
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """The device, if it is here."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise BadOption(f"the device {str(device)!r} cannot be used here: {reason}") from error
+    return found
+
+
+def parse_options(drafter: str | None, pairs: Mapping[str, str]) -> dict[str, Any]:
+    """Drafter options that were typed, such as {"nodes": "40"}, as the drafter's Config wants them.
+
+    Options of a trained folder, whose class only its files know, are read as JSON.
+    """
+    if drafter is None or drafter == "auto" or Path(drafter).is_dir():
+        return {key: _literal(text) for key, text in pairs.items()}
+    cls = drafter_class(drafter)
+    check_options(drafter, cls, dict(pairs))
+    hints = get_type_hints(cls.Config)
+    return {key: _typed(drafter, key, text, hints[key]) for key, text in pairs.items()}
+
+
+def _typed(drafter: str, key: str, text: str, hint: Any) -> Any:
+    adapter: TypeAdapter[Any] = TypeAdapter(hint)
+    for candidate in (text, _literal(text)):  # pydantic reads numbers and yes/no from text
+        try:
+            return adapter.validate_python(candidate)
+        except ValidationError:
+            continue
+    wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+    raise BadOption(f"{drafter}'s option {key} wants {wanted}, got {text!r}")
+
+
+def _literal(text: str) -> Any:
+    """Numbers, true, false, null and lists as in JSON; anything else is text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,96 @@
+"""What takes part in a benchmark: `name:option=value:...`, one entry per row of the table."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from varifocal.engine import parse_options
+from varifocal.errors import BadOption
+from varifocal.evaluation.peers import parse_peer_options, peer_names
+
+_OPTION = r"[A-Za-z_]\w*="
+_YES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One way of decoding, as the user wrote it."""
+
+    text: str  # as given: the name of its rows
+    name: str  # of a drafter, its module or folder, or of an outside baseline
+    options: dict[str, Any] = field(default_factory=dict)
+    is_fast: bool = False  # on packed weights; the bench's own option
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether transformers decodes it, not our loop."""
+        return self.name.startswith("hf-")
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is one of the plain loops that others are compared with."""
+        return self.name == "plain"
+
+    def baseline_of(self, entries: Sequence["Entry"]) -> "Entry":
+        """The plain loop with the same weights and kernels; plain loops go by the stock one."""
+        is_fast = self.is_fast and not self.is_baseline
+        return next(e for e in entries if e.is_baseline and e.is_fast == is_fast)
+
+
+def parse_drafters(text: str) -> list[Entry]:
+    """Entries of "plain,fovea,fovea:nodes=40:depth=4,hf-generate", in their order.
+
+    A comma starts an entry, a colon an option; `key=value` after a comma still belongs to the
+    entry before it. The plain loops that the entries are compared with are added in front.
+    """
+    pieces: list[str] = []
+    for piece in (p.strip() for p in text.split(",")):
+        if re.match(_OPTION, piece) and pieces:
+            pieces[-1] += f",{piece}"
+        elif piece:
+            pieces.append(piece)
+    if not pieces:
+        raise BadOption("no drafter is named; give for instance plain,lookup")
+    if repeated := sorted({p for p in pieces if pieces.count(p) > 1}):
+        raise BadOption(f"{', '.join(repeated)} is named twice; one row each is enough")
+    return _with_baselines([_entry(piece) for piece in pieces])
+
+
+def _entry(text: str) -> Entry:
+    name, *pairs = re.split(rf"[:,](?={_OPTION})", text)
+    given: dict[str, str] = {}
+    for pair in pairs:
+        key, value = pair.split("=", 1)
+        if key in given:
+            raise BadOption(f"{text}: {key} is given twice")
+        given[key] = value
+    is_windows_path = re.match(r"[A-Za-z]:[\\/]", name)
+    if not name or (":" in name and not is_windows_path):
+        raise BadOption(f"{text!r} is not name:option=value")
+    if name.startswith("hf-"):
+        if name not in peer_names():
+            raise BadOption(
+                f"no outside baseline is called {name!r}; there are {', '.join(peer_names())}"
+            )
+        return Entry(text=text, name=name, options=parse_peer_options(name, given))
+    is_fast = _yes(text, given.pop("fast", "false"))
+    return Entry(text=text, name=name, options=parse_options(name, given), is_fast=is_fast)
+
+
+def _yes(entry: str, value: str) -> bool:
+    if value.lower() not in _YES:
+        raise BadOption(f"{entry}: fast must be true or false, got {value!r}")
+    return _YES[value.lower()]
+
+
+def _with_baselines(entries: list[Entry]) -> list[Entry]:
+    stock = [Entry(text="plain", name="plain")]
+    packed = [Entry(text="plain:fast=true", name="plain", is_fast=True)]
+    have = {e.is_fast for e in entries if e.is_baseline}
+    needs_packed = any(e.is_fast for e in entries)
+    return (
+        (stock if False not in have else [])
+        + (packed if needs_packed and True not in have else [])
+        + entries
+    )

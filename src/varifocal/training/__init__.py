@@ -1,0 +1,1 @@
+"""Training drafters: record a frozen target once, then fit anything `Trainable` to it."""

@@ -1,0 +1,353 @@
+"""Record a frozen target over conversations: answers, states and visual tokens, once and for all.
+
+An answer is teacher-forced as the target reads it when it is asked again: the prompt of each turn
+is `target.encode` of the conversation up to it. Every sample is one fresh prefill of its own,
+without padding, so its states are those of a single run whatever is recorded beside it.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from varifocal.errors import BadArtifact, BadOption, VarifocalError
+from varifocal.request import Message, Request
+from varifocal.target import Prompt, Want
+from varifocal.targets._hf import HFTarget
+from varifocal.training._answers import Answers
+from varifocal.training._entropy import watched
+from varifocal.training.artifacts import (
+    DTYPES,
+    MANIFEST,
+    Artifact,
+    ArtifactStore,
+    Manifest,
+    Origin,
+    check_shard,
+    write_shard,
+)
+from varifocal.training.examples import Example
+
+logger = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]  # samples done, samples in all
+
+_PROBES = 4  # examples encoded to estimate the size
+_ROOM = 1.1  # disk space wanted, as a multiple of the estimate
+
+
+@dataclass(frozen=True)
+class _Script:
+    """A conversation as the target reads it, with the tokens that it has to say."""
+
+    prompt: Prompt
+    supervised: tuple[bool, ...]
+
+
+def search_layers(num_layers: int) -> tuple[int, ...]:
+    """Layers searched for `mid`: 1-10 of 32, 1-9 of 28, that share of others. [FOVEA, Table 8]"""
+    return tuple(range(1, max(1, round(0.31 * num_layers)) + 1))
+
+
+def record(
+    target: HFTarget,
+    examples: Sequence[Example],
+    out: Path,
+    *,
+    answers: Literal["target", "reference"] = "target",
+    batch: int = 16,
+    shard_size: int = 256,
+    max_new_tokens: int = 256,
+    dtype: Literal["float16", "bfloat16", "float32"] = "float16",
+    progress: Progress | None = None,
+) -> ArtifactStore:
+    """Record what is not in `out` yet, shard by shard; the same call continues a broken one.
+
+    With answers="target" every assistant turn is said anew, greedily, `batch` conversations at a
+    time, and is what later turns follow on; with "reference" the given texts are kept. Samples
+    that cannot be used are skipped and listed with the reason in the manifest. Ctrl-C keeps all
+    that is done.
+    """
+    if min(batch, shard_size, max_new_tokens) < 1:
+        raise BadOption(
+            "batch, shard_size and max_new_tokens must be at least 1, got "
+            f"{batch}, {shard_size} and {max_new_tokens}"
+        )
+    origin = Origin(
+        target=target.name,
+        fingerprint=target.fingerprint,
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        layers=search_layers(target.num_layers),
+        answers=answers,
+        max_new_tokens=max_new_tokens,
+        dtype=dtype,
+    )
+    manifest = _begun(out, origin)
+    _check_ids(examples)
+    known = {row.id for row in manifest.rows} | set(manifest.skipped)
+    todo = [example for example in examples if example.id not in known]
+    if todo:
+        _check_room(target, todo, out, manifest, max_new_tokens)
+    session = _Session(target, out, manifest, shard_size)
+    writer = Answers(target, max_new_tokens, batched=batch > 1) if answers == "target" else None
+    done = len(examples) - len(todo)
+    try:
+        for start in range(0, len(todo), batch):
+            group = todo[start : start + batch]
+            session.take(group, writer)
+            done += len(group)
+            if progress is not None:
+                progress(done, len(examples))
+    finally:  # also on Ctrl-C: a full disk has raised before and left nothing behind
+        session.flush()
+    if not session.manifest.rows:
+        reason = next(iter(session.manifest.skipped.values()), "there were no examples")
+        raise BadArtifact(f"nothing could be recorded in {out}: {reason}")
+    return ArtifactStore.open(out, check=False)
+
+
+class _Session:
+    """The recording under way: collects samples and writes a shard when it is full."""
+
+    def __init__(self, target: HFTarget, out: Path, manifest: Manifest, shard_size: int) -> None:
+        self.target, self.out, self.manifest, self.shard_size = target, out, manifest, shard_size
+        self._waiting: list[Artifact] = []
+        self._skipped: dict[str, str] = {}
+        self._checked = False
+
+    def take(self, group: Sequence[Example], writer: Answers | None) -> None:
+        """Record some examples together."""
+        talks: dict[str, tuple[Message, ...]] = {}
+        for example in group:
+            try:
+                talks[example.id] = example.read()
+            except VarifocalError as error:
+                self._skip(example.id, str(error))
+        said: dict[str, list[list[int]]] = {}
+        if writer is not None:
+            talks, said, failed = writer.answer(talks)
+            for id, reason in failed.items():
+                self._skip(id, reason)
+        for example in group:
+            if example.id in talks:
+                self._record(example, talks[example.id], said.get(example.id))
+            if len(self._waiting) >= self.shard_size:
+                self.flush()
+
+    def _record(
+        self, example: Example, talk: tuple[Message, ...], said: list[list[int]] | None
+    ) -> None:
+        try:
+            script = script_of(self.target, talk, said)
+        except VarifocalError as error:
+            return self._skip(example.id, str(error))
+        if not any(script.supervised):
+            return self._skip(example.id, "no supervised tokens: no answer was found in it")
+        sample = features_of(self.target, example.id, example.family, script)
+        if not self._checked:
+            _check_features(self.target, script, sample)
+            self._checked = True
+        stored = DTYPES[self.manifest.origin.dtype]
+        states = [sample.final, sample.visual, *([] if sample.mid is None else [sample.mid])]
+        if not all(bool(s.isfinite().all()) for s in states):
+            return self._skip(example.id, "not finite: the target's states hold NaN or infinity")
+        if not all(bool(s.to(stored).isfinite().all()) for s in states):
+            name = self.manifest.origin.dtype
+            return self._skip(
+                example.id, f"not finite in {name}: states are too large; record with bfloat16"
+            )
+        self._waiting.append(sample)
+
+    def _skip(self, id: str, reason: str) -> None:
+        logger.warning("%s is left out: %s", id, reason)
+        self._skipped[id] = reason
+
+    def flush(self) -> None:
+        """Write what waits, then the manifest that lists it."""
+        waiting, self._waiting = self._waiting, []
+        manifest = replace(self.manifest, skipped={**self.manifest.skipped, **self._skipped})
+        if waiting:
+            used = {shard.file for shard in manifest.shards}
+            file = next(f for f in _names() if f not in used)
+            shard = write_shard(self.out, file, waiting, manifest.origin.dtype)
+            manifest = replace(manifest, shards=(*manifest.shards, shard))
+        if manifest != self.manifest:
+            manifest.write(self.out)
+            self.manifest = manifest
+
+
+def script_of(target: HFTarget, talk: tuple[Message, ...], said: list[list[int]] | None) -> _Script:
+    """Tokens of a conversation and which of them are answers.
+
+    `said` are the tokens of regenerated answers. An earlier answer counts only as far as the chat
+    template writes the very tokens that were said; the last one is what was said.
+    """
+    turns = [k for k, m in enumerate(talk) if m.role == "assistant"]
+    if not turns:
+        raise BadArtifact("no supervised tokens: there is no assistant message")
+    if said is None:  # a question after the last answer shows how the template ends an answer
+        whole = target.encode(_asked((*talk[: turns[-1] + 1], Message("user", (".",)))))
+    else:
+        whole = _continued(target.encode(_asked(talk[: turns[-1]])), said[-1])
+    spans: list[tuple[int, int]] = []
+    for k, turn in enumerate(turns):
+        prompt = target.encode(_asked(talk[:turn]))
+        start = len(prompt.tokens)
+        if torch.equal(whole.tokens[:start], prompt.tokens):
+            rest = whole.tokens[start:].tolist()
+            spans.append(
+                (start, start + _answer_length(rest, said[k] if said else None, target.eos_ids))
+            )
+    end = max((stop for _, stop in spans), default=0)
+    supervised = [any(start <= i < stop for start, stop in spans) for i in range(end)]
+    prompt = replace(whole, tokens=whole.tokens[:end], image_of=whole.image_of[:end])
+    if int(prompt.is_image.sum()) < int(whole.is_image.sum()):
+        raise BadArtifact("no supervised tokens: the template writes no answer after the pictures")
+    return _Script(prompt, tuple(supervised))
+
+
+def _asked(talk: Sequence[Message]) -> Request:
+    return Request(messages=tuple(talk), max_new_tokens=1)
+
+
+def _answer_length(rest: list[int], said: list[int] | None, ends: frozenset[int]) -> int:
+    """How many of the tokens after a prompt are its answer, the end token included."""
+    if said is None:
+        return next((i + 1 for i, token in enumerate(rest) if token in ends), 0)
+    return len(said) if rest[: len(said)] == said else 0
+
+
+def _continued(prompt: Prompt, tokens: Sequence[int]) -> Prompt:
+    more = torch.tensor(tokens, dtype=torch.int64, device=prompt.tokens.device)
+    return replace(
+        prompt,
+        tokens=torch.cat([prompt.tokens, more]),
+        image_of=torch.cat([prompt.image_of, torch.full_like(more, -1)]),
+    )
+
+
+@torch.no_grad()
+def features_of(target: HFTarget, id: str, family: str, script: _Script) -> Artifact:
+    """One fresh prefill of a script."""
+    layers = search_layers(target.num_layers)
+    supervised = torch.tensor(script.supervised)
+    start = max(0, int(supervised.nonzero()[0]) - 1)
+    text_config = target.model.config.get_text_config()
+    want = Want(layers=layers, final=True, embeddings=True)
+    with watched(text_config, len(layers), start) as watch:
+        _, seen = target.prefill(script.prompt, want)
+    assert seen.hidden is not None and seen.final is not None and seen.embeddings is not None
+    chosen = watch.by_layer.argmin(-1)
+    mid = torch.zeros_like(seen.final)
+    mid[start:] = seen.hidden[start:].gather(1, chosen[:, None, None].expand(-1, 1, mid.shape[-1]))[
+        :, 0
+    ]
+    return Artifact(
+        id=id,
+        family=family,
+        tokens=script.prompt.tokens.cpu(),
+        image_of=script.prompt.image_of.cpu(),
+        supervised=supervised,
+        final=seen.final.float().cpu(),
+        visual=seen.embeddings[script.prompt.is_image].float().cpu(),
+        mid=mid.float().cpu(),
+    )
+
+
+@torch.no_grad()
+def _check_features(target: HFTarget, script: _Script, sample: Artifact) -> None:
+    """States of the first sample against a run of the whole model that nothing watches."""
+    _, seen = target.prefill(script.prompt, Want(final=True))
+    assert seen.final is not None
+    plain = seen.final.float().cpu()
+    close = 1e-3 if target.dtype == torch.float32 else 0.1
+    if bool(plain.isfinite().all()) and not torch.allclose(plain, sample.final, close, close):
+        worst = float((plain - sample.final).abs().max())
+        raise RuntimeError(f"recorded states of {sample.id} are off by {worst} from a fresh run")
+
+
+def _begun(out: Path, origin: Origin) -> Manifest:
+    """The manifest to continue: that of the folder, without shards that are missing or damaged."""
+    if not (out / MANIFEST).exists():
+        if out.exists() and any(out.glob("*")):
+            raise BadOption(f"{out} holds other files; choose a new folder for the recording")
+        _make(out)
+        manifest = Manifest(origin=origin)
+        manifest.write(out)
+        return manifest
+    manifest = Manifest.read(out)
+    if manifest.origin != origin:
+        raise BadOption(
+            f"{out} was recorded as {manifest.origin}, wanted {origin}; choose another folder"
+        )
+    whole = []
+    for shard in manifest.shards:
+        try:
+            check_shard(out, shard, contents=True)
+            whole.append(shard)
+        except BadArtifact as error:
+            logger.warning("recorded anew: %s", error)
+    listed = {shard.file for shard in whole}
+    for path in out.glob("shard-*"):
+        if path.name not in listed:  # left by a kill, or damaged
+            path.unlink()
+    return replace(manifest, shards=tuple(whole))
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadOption(f"the folder {out} cannot be made ({error.strerror})") from error
+
+
+def _check_ids(examples: Sequence[Example]) -> None:
+    seen: set[str] = set()
+    for example in examples:
+        if example.id in seen:
+            raise BadOption(f"two examples have the id {example.id!r}; ids must differ")
+        seen.add(example.id)
+
+
+def estimate_bytes(
+    target: HFTarget, examples: Sequence[Example], max_new_tokens: int, dtype: str
+) -> int:
+    """Disk space that a recording will take, from the first few examples; answers at 64 tokens."""
+    sizes = []
+    for example in examples[: _PROBES * 4]:
+        try:
+            talk = example.read()
+            turns = [k for k, m in enumerate(talk) if m.role == "assistant"] or [len(talk)]
+            prompt = target.encode(_asked(talk[: turns[-1]]))
+        except VarifocalError:
+            continue
+        # `final` for every position, `mid` for all after the pictures, the visual tokens.
+        sizes.append(2 * (len(prompt.tokens) + min(max_new_tokens, 64)))
+        if len(sizes) == _PROBES:
+            break
+    rows = sum(sizes) / max(1, len(sizes)) * len(examples)
+    return int(rows * target.hidden_size * DTYPES[dtype].itemsize)
+
+
+def _check_room(
+    target: HFTarget, todo: Sequence[Example], out: Path, manifest: Manifest, max_new_tokens: int
+) -> None:
+    wanted = estimate_bytes(target, todo, max_new_tokens, manifest.origin.dtype)
+    free = shutil.disk_usage(out).free
+    logger.info("about %d MiB for %d samples; %d MiB are free", wanted >> 20, len(todo), free >> 20)
+    if wanted * _ROOM > free:
+        raise BadOption(
+            f"{len(todo)} samples need about {wanted >> 20} MiB, but {out} has {free >> 20} MiB "
+            "free; make room, record fewer, or choose a folder on another disk"
+        )
+
+
+def _names() -> Iterator[str]:
+    number = 0
+    while True:
+        yield f"shard-{number:05d}.safetensors"
+        number += 1

@@ -1,0 +1,236 @@
+"""FOVEA: retrieval, correction of the scoring state alone, training that meets decoding."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+
+from varifocal.decode import generate
+from varifocal.drafters import load_drafter
+from varifocal.drafters._fovea_loss import _Chain, _collate
+from varifocal.drafters._visual import Memory
+from varifocal.drafters.fovea import FoveaDrafter
+from varifocal.errors import BadOption
+from varifocal.plan import Budget
+from varifocal.request import ask
+from varifocal.target import Forward, Want
+from varifocal.training.artifacts import Artifact
+
+SMALL = {"inner": 64, "memory_width": 32, "bottleneck": 16, "nodes": 12}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.tiny_target()
+
+
+def fovea(target, **options):
+    torch.manual_seed(0)
+    made = FoveaDrafter(target, FoveaDrafter.Config(**{**SMALL, **options}))
+    torch.nn.init.normal_(made.network.visual.second.weight, std=0.3)  # a correction that shows
+    return made
+
+
+@pytest.fixture(scope="module")
+def recorded(target):
+    """A prompt with its plain answer, and the true features of the whole."""
+    prompt = target.encode(ask("what is it?", [tiny.picture()]))
+    answer = generate(
+        target,
+        load_drafter("plain", target),
+        ask("what is it?", [tiny.picture()], max_new_tokens=24),
+    ).token_ids
+    tokens = torch.cat([prompt.tokens, torch.tensor(answer)])
+    image_of = torch.cat([prompt.image_of, torch.full((len(answer),), -1)])
+    whole = replace(prompt, tokens=tokens, image_of=image_of)
+    with torch.no_grad():
+        _, seen = target.prefill(whole, Want(final=True, embeddings=True))
+    supervised = torch.arange(len(tokens)) >= len(prompt.tokens)
+    artifact = Artifact(
+        id="a",
+        family="x",
+        tokens=tokens,
+        image_of=image_of,
+        supervised=supervised,
+        final=seen.final,
+        visual=seen.embeddings[whole.is_image],
+        mid=seen.final,
+    )
+    return prompt, answer, seen, artifact
+
+
+def started(drafter, recorded):
+    prompt, answer, seen, _ = recorded
+    n = len(prompt.tokens)
+    read = Forward(seen.logits, final=seen.final[:n], embeddings=seen.embeddings[:n])
+    with torch.no_grad():
+        return drafter.start(prompt, read, answer[0])
+
+
+@pytest.mark.parametrize("prefix", ["text_only", "full"])
+def test_training_meets_the_states_of_decoding(target, recorded, prefix):
+    drafter = fovea(target, prefix=prefix)
+    prompt, answer, _, artifact = recorded
+    short = replace(
+        artifact,
+        **{
+            k: getattr(artifact, k)[:-9]
+            for k in ("tokens", "image_of", "supervised", "final", "mid")
+        },
+    )
+    state = started(drafter, recorded)
+    with torch.no_grad():
+        slots = _collate([short, artifact], target, drafter.config)
+        chain = _Chain(drafter.network, slots)
+        base = int(slots.answer[1].long().argmax())
+        row = int((slots.bases[1] == base).nonzero())
+        torch.testing.assert_close(chain.h[1, row], state.top[0], atol=1e-5, rtol=1e-4)
+        h = state.top
+        for step in range(4):
+            chain.advance(step)
+            x = drafter.network.enter(h, target.embed(torch.tensor([answer[1 + step]])))
+            place = torch.tensor([len(prompt.tokens) + step])
+            sees = torch.ones(1, 1 + step, dtype=torch.bool)
+            h = drafter._blocks(x, place, state.cache, sees)
+            state.cache.advance(1)
+            torch.testing.assert_close(chain.h[1, row], h[0], atol=1e-5, rtol=1e-4)
+
+
+def test_the_correction_changes_no_state_and_no_cache_entry(target, recorded):
+    _, answer, _, _ = recorded
+    states = []
+    for correction in ("visual", "none"):
+        drafter = fovea(target, correction=correction)
+        state = started(drafter, recorded)
+        with torch.no_grad():
+            tree = drafter.propose(state, answer[0], Budget(depth=4, nodes=12))
+        states.append((state, tree))
+    (seeing, tree), (blind, other) = states
+    assert not torch.equal(tree.tokens, other.tokens)  # the correction does something ...
+    assert torch.equal(seeing.top, blind.top)  # ... to scores only
+    assert seeing.cache.length == blind.cache.length
+    for a, b in zip(seeing.cache.buffers, blind.cache.buffers, strict=True):
+        n = seeing.cache.length
+        assert torch.equal(a[..., :n, :], b[..., :n, :])
+
+
+def test_another_picture_changes_what_is_drafted(target, recorded):
+    drafter = fovea(target)
+    state = started(drafter, recorded)
+    other = replace(state, memory=drafter.network.visual.remember(torch.randn(114, 64)))
+    with torch.no_grad():
+        a, b = (drafter.propose(s, 20, Budget(depth=3, nodes=12)) for s in (state, other))
+    assert not torch.equal(a.tokens, b.tokens)
+
+
+def test_depths_beyond_the_limit_are_not_corrected(target, recorded):
+    drafter = fovea(target, max_correction_depth=0)
+    state = started(drafter, recorded)
+    with torch.no_grad():
+        first, looked = drafter._score(state.top, 0, state.memory)
+        second, none = drafter._score(state.top, 1, state.memory)
+        plain, _ = fovea(target, correction="none")._score(state.top, 0, state.memory)
+    assert looked is not None and none is None
+    assert torch.equal(second, plain) and not torch.equal(first, plain)
+
+
+def test_top_k_reads_the_best_entries_renormalised(target):
+    visual = fovea(target, top_k=5).network.visual
+    h, x = torch.randn(3, 64), torch.randn(40, 64)
+    with torch.no_grad():
+        memory = visual.remember(x)
+        query = visual.query(visual.state_norm(h) + visual.depth.weight[2])
+        scores = query @ memory.keys.T / 32**0.5
+        best = scores.topk(5).indices
+        law = scores.gather(1, best).softmax(-1)
+        wanted = torch.stack([law[i] @ memory.values[best[i]] for i in range(3)])
+        read, evidence = visual._read(h, 2, memory)
+    torch.testing.assert_close(read, wanted, atol=1e-6, rtol=1e-5)
+    assert torch.equal(evidence.entries, best)
+
+
+def test_mass_reads_the_fewest_entries_that_reach_rho(target):
+    visual = fovea(target, select="mass", rho=0.5, k_min=2, k_max=9).network.visual
+    scores = torch.randn(50, 30) * torch.linspace(0, 6, 50)[:, None]
+    chosen, _ = visual._by_mass(scores)
+    law = scores.softmax(-1).sort(descending=True).values.cumsum(-1)
+    for row in range(50):
+        needed = int((law[row] < 0.5).sum()) + 1
+        assert int(torch.isfinite(chosen[row]).sum()) == min(max(needed, 2), 9)
+
+
+@pytest.mark.parametrize("select", ["topk", "mass", "dense", "random", "static", "query_agnostic"])
+def test_padding_of_the_memory_is_never_read(target, select):
+    visual = fovea(target, select=select, top_k=4, k_min=2).network.visual
+    h = torch.randn(2, 3, 64)
+    x = torch.randn(2, 10, 64)
+    valid = torch.ones(2, 10, dtype=torch.bool)
+    valid[1, 6:] = False
+    with torch.no_grad():
+        memory = visual.remember(x, valid)
+        spoilt = Memory(memory.keys, memory.values.masked_fill(~valid[..., None], 1e6), valid)
+        read, _ = visual._read(h, 0, spoilt)
+    assert float(read.abs().max()) < 1e4
+
+
+def test_a_request_without_pictures_is_drafted_too(target):
+    asked = ask("no picture here", max_new_tokens=20)
+    plain = generate(target, load_drafter("plain", target), asked)
+    assert generate(target, fovea(target), asked).token_ids == plain.token_ids
+
+
+def test_several_pictures_are_one_memory(target):
+    asked = ask("compare", [tiny.picture(1), tiny.picture(2)], max_new_tokens=12)
+    prompt = target.encode(asked)
+    drafter = fovea(target)
+    with torch.no_grad():
+        _, seen = target.prefill(prompt, drafter.want)
+        state = drafter.start(prompt, seen, 20)
+    assert state.memory.size == 228
+    plain = generate(target, load_drafter("plain", target), asked)
+    assert generate(target, drafter, asked).token_ids == plain.token_ids
+
+
+def test_loss_falls_and_the_target_stays_frozen(target, recorded):
+    drafter = fovea(target)
+    artifact = recorded[3]
+    optimizer = torch.optim.AdamW(drafter.network.parameters(), lr=3e-3)
+    before = [p.clone() for p in target.model.parameters()]
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = drafter.loss([artifact], 0.0)
+        loss.total.backward()
+        optimizer.step()
+        losses.append(float(loss.total.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(torch.equal(a, b) for a, b in zip(before, target.model.parameters(), strict=True))
+
+
+def test_loss_does_not_depend_on_padding(target, recorded):
+    drafter = fovea(target)
+    artifact = recorded[3]
+    short = replace(
+        artifact,
+        **{
+            k: getattr(artifact, k)[:-9]
+            for k in ("tokens", "image_of", "supervised", "final", "mid")
+        },
+    )
+    with torch.no_grad():
+        together = drafter.loss([artifact, short], 0.0).parts
+        alone = [drafter.loss([a], 0.0).parts for a in (artifact, short)]
+    low, high = sorted(float(p["ce"]) for p in alone)
+    assert low - 1e-4 <= float(together["ce"]) <= high + 1e-4
+    with torch.no_grad():
+        twice = drafter.loss([short, short], 0.0)
+    torch.testing.assert_close(twice.parts["ce"], alone[1]["ce"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"heads": 5}, {"width": 0}, {"rho": 0.0}, {"k_min": 9, "k_max": 3}, {"nodes": 0}]
+)
+def test_bad_settings_are_refused(target, options):
+    with pytest.raises(BadOption):
+        fovea(target, **options)
