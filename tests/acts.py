@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from random import Random
 
 from varifocal.demo.sample import Sample
-from varifocal.demo.show import Act, Told, Timing
+from varifocal.demo.show import Act, Timing, Told
 from varifocal.demo.world import draw
 from varifocal.evaluation.suites import demo_case
 from varifocal.result import GenerationResult, Round
@@ -80,9 +80,7 @@ def _told(
             if is_drafted and looks:
                 centre = rng.randrange(len(regions) - 6)
                 look = [(centre + n, rng.random() / (1 + n)) for n in range(5)]
-            told.append(
-                Told(text=next(left), is_drafted=is_drafted, round=number, look=look)
-            )
+            told.append(Told(text=next(left), is_drafted=is_drafted, round=number, look=look))
     return told
 
 
@@ -99,6 +97,4 @@ def _timing(rounds: Sequence[Sequence[object]], seconds: float) -> Timing:
     arrivals = [0.0] * len(rounds[0])
     for n, pieces in enumerate(rounds[1:], start=1):
         arrivals += [n * seconds] * len(pieces)
-    return Timing(
-        arrivals=tuple(arrivals), wall_seconds=arrivals[-1], cpu_seconds=arrivals[-1]
-    )
+    return Timing(arrivals=tuple(arrivals), wall_seconds=arrivals[-1], cpu_seconds=arrivals[-1])

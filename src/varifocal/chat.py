@@ -148,8 +148,8 @@ class _Reader:
             source = unquote(urlsplit(source).path)
         elif scheme and "://" in source:
             raise BadImage(
-                f"{where}: wanted a file, got the address {source[:80]}. varifocal fetches nothing; "
-                "save the picture and give its path."
+                f"{where}: wanted a file, got the address {source[:80]}. Nothing is "
+                "fetched; save the picture and give its path."
             )
         path = self._folder / source
         return self._load(path, f"{where} ({path})")

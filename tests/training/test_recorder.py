@@ -20,7 +20,7 @@ from varifocal.training._answers import Answers
 from varifocal.training._entropy import entropy_of, watched
 from varifocal.training.artifacts import ArtifactStore
 from varifocal.training.examples import Example, demo_examples, read_examples
-from varifocal.training.recorder import features_of, record, script_of, search_layers
+from varifocal.training.recorder import confirmed, features_of, record, script_of, search_layers
 
 SIZES = ((96, 96), (192, 96), (96, 192))
 
@@ -116,7 +116,7 @@ def test_the_layer_of_least_entropy_is_chosen_for_each_token(monkeypatch):
 
 def test_only_answers_with_their_end_token_are_supervised():
     script = script_of(target(), talk(1, turns=3), None)
-    supervised = torch.tensor(script.supervised)
+    supervised = script.supervised
     said = script.prompt.tokens[supervised].tolist()
     (end,) = target().eos_ids
     assert target().decode(said) == "a red circle 1" * 3
@@ -141,6 +141,42 @@ def test_regenerated_answers_are_those_of_plain_decoding():
             assert conversation[2 * k + 1].parts == (plain.text,)
 
 
+def test_an_answer_is_confirmed_only_if_the_target_says_every_token_of_it():
+    asked = talk(1, 1)
+    said = Answers(target(), 6).answer({"e": asked})[1]["e"]
+    script = script_of(target(), asked, said)
+    sample = features_of(target(), "e", "a", script)
+    assert confirmed(target(), script, sample, 6) == said
+    assert confirmed(target(), script, sample, 5) == []
+    for k in range(len(said[0])):
+        other = [*said[0][:k], (said[0][k] + 1) % 300, *said[0][k + 1 :]]
+        script = script_of(target(), asked, [other])
+        assert confirmed(target(), script, features_of(target(), "e", "a", script), 6) == []
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_generation_starts_after_the_confirmed_answers(tmp_path, monkeypatch, kept):
+    asked = []
+    say = Answers._say
+    monkeypatch.setattr(
+        Answers,
+        "_say",
+        lambda self, p: asked.append([len(x.request.messages) for x in p]) or say(self, p),
+    )
+    monkeypatch.setattr(
+        recorder,
+        "confirmed",
+        lambda target, script, sample, limit: [
+            script.prompt.tokens[a:b].tolist() for a, b in script.spans[:kept]
+        ],
+    )
+    store = run(1, tmp_path / "out", answers="target", max_new_tokens=4)
+    assert asked == [[1], [3]][kept:]
+    if kept == 2:
+        reference = run(1, tmp_path / "reference")
+        assert torch.equal(store[0].final, reference[0].final)
+
+
 def test_a_target_that_answers_otherwise_in_batches_is_asked_one_by_one(monkeypatch):
     honest = Answers._say_together
     monkeypatch.setattr(
@@ -159,9 +195,9 @@ def test_earlier_answers_count_only_if_the_template_writes_what_was_said():
     first = target().tokenizer("a red circle 1")["input_ids"]
     (end,) = target().eos_ids
     kept = script_of(target(), conversation, [[*first, end], [9, end]])
-    assert sum(kept.supervised) == len(first) + 3
+    assert int(kept.supervised.sum()) == len(first) + 3
     changed = script_of(target(), conversation, [[9, 9], [9, end]])
-    assert sum(changed.supervised) == 2 and changed.supervised[-2:] == (True, True)
+    assert int(changed.supervised.sum()) == 2 and bool(changed.supervised[-2:].all())
 
 
 def test_recordings_do_not_depend_on_batch_shards_or_order(tmp_path):
@@ -326,10 +362,11 @@ def test_ids_must_differ_and_a_foreign_folder_is_left_alone(tmp_path):
 
 
 def test_demo_examples_have_all_turns_and_their_own_ids():
-    drawn = demo_examples("valid", 3, 4)
-    assert [e.family for e in drawn] == [FAMILIES[n % len(FAMILIES)] for n in range(3, 7)]
+    count = len(FAMILIES)
+    drawn = demo_examples("valid", 3, count)
+    assert [e.family for e in drawn] == [FAMILIES[n % len(FAMILIES)] for n in range(3, 3 + count)]
     assert drawn[0].id == f"{drawn[0].family}-valid-3"
-    messages = drawn[1].read()
+    messages = next(e for e in drawn if e.family == "text").read()
     assert len(messages) >= 4 and messages[-1].role == "assistant"
     assert len(Request(messages=messages[:-1]).images) == 1
 

@@ -1,4 +1,4 @@
-"""The trainer: resumes exactly, refuses what cannot work, and never reports health without signal."""
+"""The trainer: resumes exactly, refuses what cannot work, reports no health without a signal."""
 
 import json
 import math
@@ -145,7 +145,7 @@ def test_too_many_bad_updates_in_a_row_end_the_run_with_an_error(data, tmp_path)
 
 def test_samples_without_supervised_tokens_are_refused(tmp_path):
     store = made_up_store(tmp_path / "s", [made_up(n, supervised=False) for n in range(6)])
-    with pytest.raises(BadArtifact, match="no sample .* has supervised tokens"):
+    with pytest.raises(BadArtifact, match=r"no sample .* has supervised tokens"):
         run(drafter(), store.all, tmp_path / "out", config())
 
 

@@ -150,10 +150,10 @@ def test_a_save_cut_short_leaves_the_old_drafter(folder, monkeypatch, fits):
     newer = trained()
     with torch.no_grad():
         newer.network[0].weight.zero_()
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BadArtifact, match="No space left"):
-        save_trained(newer, folder, card=CARD)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(BadArtifact, match="No space left"):
+            save_trained(newer, folder, card=CARD)
     loaded = load_trained(folder, target(), {})
     assert torch.equal(loaded.network[0].weight, trained().network[0].weight)
     assert not list(folder.glob("*.new"))

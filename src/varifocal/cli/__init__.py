@@ -4,12 +4,15 @@ from typing import Annotated
 
 import typer
 
+from varifocal.cli import demo
 from varifocal.cli._inputs import versions
 from varifocal.cli._program import Command, DefaultGroup, Program, sectioned
-from varifocal.cli import demo
+from varifocal.cli.bench import bench
 from varifocal.cli.drafters import drafters
 from varifocal.cli.generate import generate
+from varifocal.cli.record import record
 from varifocal.cli.targets import targets
+from varifocal.cli.train import train
 from varifocal.cli.verify import verify
 
 app = typer.Typer(
@@ -19,14 +22,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for _command in (generate, verify, drafters, targets):
+for _command in (generate, verify, bench, record, train, drafters, targets):
     app.command(cls=Command)(sectioned(_command))
 demo_app = typer.Typer(
     cls=DefaultGroup,
     help="The show (no sub-command: `demo show`), and the embedded model that it runs on.",
 )
-for _command in (demo.show, demo.build, demo.score):
-    demo_app.command(cls=Command)(sectioned(_command))
+for _part in (demo.show, demo.build, demo.score):
+    demo_app.command(cls=Command)(sectioned(_part))
 app.add_typer(demo_app, name="demo")
 
 

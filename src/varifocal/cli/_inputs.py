@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 from varifocal.chat import check_text, read_messages
@@ -18,11 +19,13 @@ from varifocal.cli._options import (
     TargetOptions,
 )
 from varifocal.cli._output import Output
-from varifocal.engine import Engine, load, parse_options
+from varifocal.engine import Engine, find_device, find_dtype, load, parse_options, set_threads
 from varifocal.errors import BadOption, BadRequest
 from varifocal.images import MAX_BYTES, load_image
 from varifocal.request import Message, Request
 from varifocal.sampling import Sampling
+from varifocal.targets import load_target
+from varifocal.targets._hf import HFTarget
 
 
 def request_from(ask: AskOptions, limits: LimitOptions, sampling: SamplingOptions) -> Request:
@@ -116,6 +119,21 @@ def engine_from(
             "from the text"
         )
     return engine
+
+
+def load_target_from(
+    model: TargetOptions, out: Output, *, dtype: torch.dtype | None = None
+) -> HFTarget:
+    """The target alone; `dtype` is what "auto" means here, if not what suits the device."""
+    quiet_transformers()
+    if model.threads is not None:
+        set_threads(model.threads)
+    with out.busy(f"loading {model.target}"):
+        return load_target(
+            model.target,
+            dtype=find_dtype(str(model.dtype)) or dtype,
+            device=find_device(model.device),
+        )
 
 
 def pairs(texts: Sequence[str]) -> dict[str, str]:

@@ -74,9 +74,7 @@ class SamplingOptions:
     top_p: Annotated[
         float, typer.Option("--top-p", help="Draw from the fewest tokens with this mass.")
     ] = 1.0
-    seed: Annotated[
-        int, typer.Option("--seed", help="The same seed gives the same text.")
-    ] = 0
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +91,7 @@ class TargetOptions:
         Dtype,
         typer.Option("--dtype", help="auto: bfloat16 where the device computes it natively."),
     ] = Dtype.AUTO
-    device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")
-    ] = "auto"
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto"
     threads: Annotated[
         int | None, typer.Option("--threads", help="CPU threads; torch's choice if left out.")
     ] = None
@@ -115,9 +111,7 @@ class DraftingOptions:
     ] = "auto"
     set: Annotated[
         list[str],
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="An option of the drafter. Repeatable."
-        ),
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the drafter. Repeatable."),
     ] = field(default_factory=list)
 
 
@@ -131,9 +125,7 @@ class SuiteOptions:
             "--suite", metavar="demo|FILE.jsonl", help="demo: pictures no model was trained on."
         ),
     ] = "demo"
-    limit: Annotated[
-        int | None, typer.Option("--limit", help="Requests a family.")
-    ] = None
+    limit: Annotated[int | None, typer.Option("--limit", help="Requests a family.")] = None
     families: Annotated[
         str, typer.Option("--families", metavar="A,B", help="Only these families.")
     ] = ""
@@ -149,9 +141,7 @@ class OutputOptions:
             "--json", metavar="[FILE|-]", help="Write the result as JSON; - is standard output."
         ),
     ] = None
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="No progress, notes or summary.")
-    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, notes or summary.")] = False
     debug: Annotated[
         bool, typer.Option("--debug", help="Log, and show where errors come from.")
     ] = False

@@ -1,4 +1,4 @@
-"""Where a command's words go: answers to standard output, the rest to standard error, JSON apart."""
+"""Where a command's words go: answers to standard output, notes to standard error, JSON apart."""
 
 import json
 import os
@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from varifocal.cli._options import OutputOptions
 from varifocal.errors import BadOption
@@ -46,7 +45,7 @@ class Output:
         else:
             self.piece(f"{text}\n")
 
-    def table(self, table: Table) -> None:
+    def table(self, table: RenderableType) -> None:
         """A table on standard output, as wide as it needs to be where there is no terminal."""
         if self._has_stdout:
             width = None if sys.stdout.isatty() else 200
@@ -106,9 +105,7 @@ class Bar:
 def _pretty(result: dict[str, Any]) -> str:
     """Indented, but lists of numbers on one line. Strings hold no raw line breaks in JSON."""
     text = json.dumps(result, ensure_ascii=False, allow_nan=False, indent=1)
-    rows = re.sub(
-        r"\[\n\s+([^\[\]{}\"]*?)\n\s*\]", lambda m: f"[{' '.join(m[1].split())}]", text
-    )
+    rows = re.sub(r"\[\n\s+([^\[\]{}\"]*?)\n\s*\]", lambda m: f"[{' '.join(m[1].split())}]", text)
     return f"{rows}\n"
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -52,7 +53,9 @@ def sectioned(function: Callable[..., None]) -> Callable[..., None]:
     sections.pop("return", None)
     parameters, hints = [], {}
     for section, cls in sections.items():
-        assert is_dataclass(cls), f"{function.__name__}: {section} must be a dataclass of options"
+        assert isinstance(cls, type) and is_dataclass(cls), (
+            f"{function.__name__}: {section} must be a dataclass of options"
+        )
         for parameter in _parameters(section, cls):
             assert parameter.name not in hints, f"{parameter.name} stands in two sections"
             parameters.append(parameter)
@@ -93,9 +96,7 @@ def _parameters(section: str, cls: type) -> list[inspect.Parameter]:
 
 
 def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
-    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _plain_hints(cls: type) -> dict[str, Any]:
@@ -279,7 +280,7 @@ class Program(TyperGroup):
             if callable(reconfigure := getattr(stream, "reconfigure", None)):
                 reconfigure(errors="replace")  # a terminal that cannot show a letter is no error
         try:
-            return int(super().main(*args, standalone_mode=False, **options) or 0)
+            return int(super().main(*args, **options, standalone_mode=False) or 0)
         except typer.Abort:
             return 130
         except typer.TyperException as error:  # of usage: typer's own words
@@ -290,7 +291,9 @@ class Program(TyperGroup):
         except KeyboardInterrupt:
             return 130
         except OSError as error:
-            _complain(f"{error.strerror or error}: {error.filename}" if error.filename else f"{error}")
+            _complain(
+                f"{error.strerror or error}: {error.filename}" if error.filename else f"{error}"
+            )
         except MemoryError:
             _complain("out of memory; use a smaller target, fewer pictures or fewer tokens")
         except Exception as error:
@@ -315,8 +318,6 @@ def _flushed(code: int) -> int:
     except (OSError, ValueError):
         return code or 2
     if code == 141:  # or the interpreter complains when it flushes at its end
-        try:
+        with suppress(OSError, ValueError):  # not a real file, as in tests
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except (OSError, ValueError):  # not a real file, as in tests
-            pass
     return code

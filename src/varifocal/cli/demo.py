@@ -35,9 +35,7 @@ class ShowOptions:
     families: Annotated[
         str, typer.Option("--families", metavar="A,B", help="Kinds of pictures.")
     ] = "chart,document,text"
-    number: Annotated[
-        int, typer.Option("--number", help="Which test picture of each family.")
-    ] = 0
+    number: Annotated[int, typer.Option("--number", help="Which test picture of each family.")] = 0
     repeats: Annotated[
         int, typer.Option("--repeats", help="Timed runs of each question; the median counts.")
     ] = 3

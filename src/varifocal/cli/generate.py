@@ -28,9 +28,9 @@ from varifocal.result import GenerationResult, Round
 class StreamOptions(OutputOptions):
     """What is shown and written, and when."""
 
-    stream: Annotated[
-        bool, typer.Option("--stream/--no-stream", help="Show text as it comes.")
-    ] = True
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show text as it comes.")] = (
+        True
+    )
 
 
 def generate(

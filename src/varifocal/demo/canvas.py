@@ -22,6 +22,7 @@ ROW: Final = 16  # pixels from one line of text to the next: one row of patches
 Size = tuple[int, int]  # height, width
 SIZES: Final[tuple[Size, ...]] = ((96, 192), (192, 96), (192, 192), (96, 288), (288, 96))
 Colour = tuple[int, int, int]
+Pixels = int | float
 
 COLOURS: Final[dict[str, Colour]] = {
     "red": (214, 32, 38),
@@ -34,7 +35,7 @@ COLOURS: Final[dict[str, Colour]] = {
     "white": (252, 252, 250),
 }
 SHAPES: Final = ("circle", "square", "triangle", "star", "diamond")
-_CORNERS: Final[dict[str, tuple[tuple[float, float], ...]]] = {  # in a box from 0 to 1
+_CORNERS: Final[dict[str, tuple[tuple[Pixels, Pixels], ...]]] = {  # in a box from 0 to 1
     "triangle": ((0.5, 0.0), (1.0, 1.0), (0.0, 1.0)),
     "diamond": ((0.5, 0.0), (1.0, 0.5), (0.5, 1.0), (0.0, 0.5)),
     "star": (
@@ -171,17 +172,17 @@ class Canvas:
 
     # -- text ---------------------------------------------------------------------------------
 
-    def advance(self, char: str) -> float:
+    def advance(self, char: str) -> Pixels:
         if self.face.pitch:
             return self.face.pitch
         if char == " ":
             return _LEAST_ADVANCE
         return max(_LEAST_ADVANCE, _stencil(self.face.font, self.face.size, char).width + 2)
 
-    def measure(self, text: str) -> float:
+    def measure(self, text: str) -> Pixels:
         return sum(self.advance(char) for char in text)
 
-    def fit(self, lines: Iterable[str], width: float | None = None) -> None:
+    def fit(self, lines: Iterable[str], width: Pixels | None = None) -> None:
         """Take the narrow face if a line is too wide for `width` (default: the whole picture)."""
         room = self.width - self.margin - 3 if width is None else width
         lines = tuple(lines)
@@ -192,16 +193,16 @@ class Canvas:
             for line in lines:
                 assert self.measure(line) <= room, f"{line!r} is wider than {room}"
 
-    def row_centre(self, row: float) -> float:
+    def row_centre(self, row: Pixels) -> Pixels:
         return row * ROW + ROW / 2 + self.phase
 
     def write(
-        self, text: str, row: float, *, left: float | None = None, ink: Colour | None = None
-    ) -> float:
+        self, text: str, row: int, *, left: Pixels | None = None, ink: Colour | None = None
+    ) -> Pixels:
         """Print `text` on a row from `left` (default: the margin); the right end."""
         return self.write_at(text, self.margin if left is None else left, self.row_centre(row), ink)
 
-    def write_right(self, text: str, row: float, *, right: float | None = None) -> float:
+    def write_right(self, text: str, row: int, *, right: Pixels | None = None) -> Pixels:
         """Print `text` so that it ends at `right` (default: the margin); the left end."""
         end = self.width - self.margin if right is None else right
         left = max(1.0, end - self.measure(text))
@@ -209,15 +210,17 @@ class Canvas:
         return left
 
     def write_middle(
-        self, text: str, row: float, *, middle: float | None = None, ink: Colour | None = None
-    ) -> float:
+        self, text: str, row: int, *, middle: Pixels | None = None, ink: Colour | None = None
+    ) -> Pixels:
         """Print `text` centred on `middle` (default: the picture's); the left end."""
         centre = self.width / 2 if middle is None else middle
         left = min(max(1.0, centre - self.measure(text) / 2), self.width - 1 - self.measure(text))
         self.write(text, row, left=left, ink=ink)
         return left
 
-    def write_at(self, text: str, left: float, centre: float, ink: Colour | None = None) -> float:
+    def write_at(
+        self, text: str, left: Pixels, centre: Pixels, ink: Colour | None = None
+    ) -> Pixels:
         """Print `text` from `left` with the middle of its capitals at `centre`; the right end."""
         font, size = self.face.font, self.face.size
         cap = -_stencil(font, size, "H").top
@@ -236,9 +239,10 @@ class Canvas:
 
     # -- shapes -------------------------------------------------------------------------------
 
-    def stamp(self, shape: str, colour: str, x: float, y: float, size: int) -> None:
-        """Put a shape with its middle at (x, y)."""
-        left, top = round(x - size / 2), round(y - size / 2)
+    def stamp(self, shape: str, colour: str, x: Pixels, y: Pixels, size: int) -> None:
+        """Put a shape with its middle at (x, y), or as near as the picture's edge allows."""
+        left = min(max(0, round(x - size / 2)), self.width - size)
+        top = min(max(0, round(y - size / 2)), self.height - size)
         stencil = _shape_stencil(shape, size)
         if colour in self.needs_rim():
             rim = _shape_stencil(shape, size + 4)
@@ -253,7 +257,7 @@ class Canvas:
             return ("black", "blue", "purple", "green", "red")
         return ("white", "yellow")
 
-    def bar(self, colour: str, left: float, top: float, right: float, bottom: float) -> None:
+    def bar(self, colour: str, left: Pixels, top: Pixels, right: Pixels, bottom: Pixels) -> None:
         """A filled bar of a chart."""
         edges = (round(left), round(top), round(right), round(bottom))
         self.rectangle(*edges, fill=_jitter(self._rng, COLOURS[colour], 9))
@@ -261,10 +265,10 @@ class Canvas:
 
     def rectangle(
         self,
-        left: float,
-        top: float,
-        right: float,
-        bottom: float,
+        left: Pixels,
+        top: Pixels,
+        right: Pixels,
+        bottom: Pixels,
         *,
         fill: Colour | None = None,
         rim: Colour | None = None,
@@ -274,10 +278,12 @@ class Canvas:
             (round(left), round(top), round(right) - 1, round(bottom) - 1), fill=fill, outline=rim
         )
 
-    def line(self, start: tuple[float, float], end: tuple[float, float], width: int = 1) -> None:
+    def line(
+        self, start: tuple[Pixels, Pixels], end: tuple[Pixels, Pixels], width: int = 1
+    ) -> None:
         self.pen.line((*start, *end), fill=self.ink, width=width)
 
-    def arrow(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+    def arrow(self, start: tuple[Pixels, Pixels], end: tuple[Pixels, Pixels]) -> None:
         """A straight arrow along one axis."""
         self.line(start, end, 2)
         (x0, y0), (x, y) = start, end
@@ -302,7 +308,7 @@ class Canvas:
         return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8), "RGB")
 
 
-def _box(left: float, top: float, right: float, bottom: float) -> Box:
+def _box(left: Pixels, top: Pixels, right: Pixels, bottom: Pixels) -> Box:
     return float(left), float(top), float(right), float(bottom)
 
 

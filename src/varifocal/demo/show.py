@@ -123,9 +123,7 @@ def told(result: GenerationResult, decode: Callable[[list[int]], str]) -> Iterat
             whole = not text.endswith("\ufffd")
             piece = text[len(shown) :] if whole else ""
             shown = text if whole else shown
-            yield Told(
-                text=piece, is_drafted=k < decided.num_accepted, round=number, look=look
-            )
+            yield Told(text=piece, is_drafted=k < decided.num_accepted, round=number, look=look)
 
 
 def _before(result: GenerationResult, number: int) -> int:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from varifocal.drafters._blocks import RMSNorm
+from varifocal.drafters._blocks import norm
 from varifocal.tree import Evidence
 
 NEVER = float("-inf")
@@ -39,10 +39,10 @@ class VisualCorrection(nn.Module):
         super().__init__()
         self.settings = settings
         width = settings.memory_width
-        self.state_norm = RMSNorm(hidden)
+        self.state_norm = norm(hidden)
         self.query = nn.Linear(hidden, width, bias=False)
         self.depth = nn.Embedding(max(settings.depth, 1), hidden)
-        self.memory_norm = RMSNorm(hidden)
+        self.memory_norm = norm(hidden)
         self.memory_keys = nn.Linear(hidden, width, bias=False)
         self.memory_values = nn.Linear(hidden, width, bias=False)
         # One product for the correction's first layer and the gate.

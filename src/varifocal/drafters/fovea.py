@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from varifocal.drafter import Drafter
-from varifocal.drafters._blocks import Block, DraftCache, RMSNorm, attend, rotation
+from varifocal.drafters._blocks import Block, DraftCache, RMSNorm, attend, norm, rotation
 from varifocal.drafters._fovea_loss import Objective, fovea_loss
 from varifocal.drafters._growth import Frontier, Scored, grow
 from varifocal.drafters._visual import Memory, VisualCorrection
@@ -33,8 +33,8 @@ class FoveaNetwork(nn.Module):
     def __init__(self, hidden: int, settings: "FoveaDrafter.Config") -> None:
         super().__init__()
         self.hidden, self.heads = hidden, settings.heads
-        self.feature_norm = RMSNorm(hidden)
-        self.token_norm = RMSNorm(hidden)
+        self.feature_norm = norm(hidden)
+        self.token_norm = norm(hidden)
         self.join = nn.Linear(2 * hidden, hidden, bias=False)
         self.blocks = nn.ModuleList(
             Block(hidden, settings.heads, settings.inner) for _ in range(settings.blocks)

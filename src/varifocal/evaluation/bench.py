@@ -144,8 +144,8 @@ def _contestants(
     packed = fast_target(target) if any(e.is_fast for e in entries) else target
     if any(e.is_fast for e in entries) and not is_packed(packed.model):
         raise BadOption(
-            "fast=true has no effect: this machine cannot pack the target's weights (the log says "
-            "why); leave it out"
+            "fast=true has no effect: none of the target's layers can be packed here, or would "
+            "gain from it (the log says why); leave it out"
         )
     made = []
     for entry in entries:

@@ -85,12 +85,12 @@ def _yes(entry: str, value: str) -> bool:
 
 
 def _with_baselines(entries: list[Entry]) -> list[Entry]:
-    stock = [Entry(text="plain", name="plain")]
-    packed = [Entry(text="plain:fast=true", name="plain", is_fast=True)]
-    have = {e.is_fast for e in entries if e.is_baseline}
-    needs_packed = any(e.is_fast for e in entries)
-    return (
-        (stock if False not in have else [])
-        + (packed if needs_packed and True not in have else [])
-        + entries
-    )
+    stock = Entry(text="plain", name="plain")
+    packed = Entry(text="plain:fast=true", name="plain", is_fast=True)
+    if not any(e.is_baseline and not e.is_fast for e in entries):
+        entries = [stock, *entries]
+    have_packed = any(e.is_baseline and e.is_fast for e in entries)
+    if any(e.is_fast for e in entries) and not have_packed:
+        place = 1 + next(n for n, e in enumerate(entries) if e.is_baseline)
+        entries = [*entries[:place], packed, *entries[place:]]
+    return entries

@@ -14,7 +14,7 @@ from typing import Any
 
 from varifocal.chat import check_picture, open_picture, read_messages
 from varifocal.demo.feed import drawn
-from varifocal.demo.sample import Sample
+from varifocal.demo.sample import Sample, Split
 from varifocal.demo.world import FAMILIES, draw
 from varifocal.errors import BadArtifact, BadOption, VarifocalError
 from varifocal.request import Request, ask
@@ -37,26 +37,32 @@ class Case:
 
 
 def load_suite(
-    name: str | Path = "demo", *, limit: int | None = None, families: Sequence[str] = ()
+    name: str | Path = "demo",
+    *,
+    limit: int | None = None,
+    families: Sequence[str] = (),
+    split: Split = "test",
 ) -> list[Case]:
     """The cases of "demo" or of a JSONL file, family by family, at most `limit` of each.
 
     Without `limit` a file gives all its lines and the demo `DEMO_LIMIT` pictures a family. Every
-    line of a file is checked first; BadArtifact lists the bad ones. The demo's pictures are those
-    of its test split, which neither the target nor a drafter was trained on.
+    line of a file is checked first; BadArtifact lists the bad ones. The demo's pictures are by
+    default those of its test split, on which nothing was trained or tuned.
     """
     if limit is not None and limit < 1:
         raise BadOption(f"limit must be at least 1 request a family, got {limit}")
     if name == "demo":
-        return _demo_cases(DEMO_LIMIT if limit is None else limit, families)
+        return _demo_cases(DEMO_LIMIT if limit is None else limit, families, split)
     return _file_cases(Path(name), limit, families)
 
 
-def demo_samples(family: str, limit: int, start: int = 0) -> Iterator[Sample]:
-    """Test pictures of a family; a number whose picture does not work out is passed over."""
+def demo_samples(
+    family: str, limit: int, start: int = 0, split: Split = "test"
+) -> Iterator[Sample]:
+    """Pictures of a family; a number whose picture does not work out is passed over."""
     index = start
     while limit > 0:
-        sample = drawn(lambda: draw(family, index, "test"))  # noqa: B023  # called at once
+        sample = drawn(lambda: draw(family, index, split))  # noqa: B023  # called at once
         index += 1
         if sample is not None:
             limit -= 1
@@ -66,9 +72,7 @@ def demo_samples(family: str, limit: int, start: int = 0) -> Iterator[Sample]:
 def demo_case(sample: Sample) -> Case:
     """The first question about a drawn picture."""
     turn = sample.turns[0]
-    request = ask(
-        turn.question, [sample.image], max_new_tokens=MAX_NEW_TOKENS, id=sample.id
-    )
+    request = ask(turn.question, [sample.image], max_new_tokens=MAX_NEW_TOKENS, id=sample.id)
     return Case(
         id=sample.id,
         family=sample.family,
@@ -78,9 +82,12 @@ def demo_case(sample: Sample) -> Case:
     )
 
 
-def _demo_cases(limit: int, families: Sequence[str]) -> list[Case]:
-    chosen = _chosen(families, FAMILIES, "demo")
-    return [demo_case(sample) for family in chosen for sample in demo_samples(family, limit)]
+def _demo_cases(limit: int, families: Sequence[str], split: Split) -> list[Case]:
+    return [
+        demo_case(sample)
+        for family in _chosen(families, FAMILIES, "demo")
+        for sample in demo_samples(family, limit, split=split)
+    ]
 
 
 def _chosen(wanted: Sequence[str], known: Sequence[str], suite: str) -> Sequence[str]:
@@ -124,9 +131,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     return lines
 
 
-def _each(
-    path: Path, lines: Sequence[tuple[int, str]], load: Callable[..., Any]
-) -> list[Case]:
+def _each(path: Path, lines: Sequence[tuple[int, str]], load: Callable[..., Any]) -> list[Case]:
     """A case for every line; all bad lines are named in one error."""
     cases: list[Case] = []
     bad: list[str] = []

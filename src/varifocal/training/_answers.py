@@ -32,24 +32,29 @@ class Answers:
         self._compared = False
 
     def answer(
-        self, talks: Mapping[str, Talk]
+        self, talks: Mapping[str, Talk], known: Mapping[str, list[list[int]]] | None = None
     ) -> tuple[dict[str, Talk], dict[str, list[list[int]]], dict[str, str]]:
         """Conversations with their new answers, the answers' tokens, and ids that failed with why.
 
-        A conversation that ends with the user gets one answer more.
+        A conversation that ends with the user gets one answer more. `known` are the tokens of
+        leading answers that stay as they are.
         """
-        new: dict[str, Talk] = {id: () for id in talks}
-        rest: dict[str, list[Message]] = {id: list(talk) for id, talk in talks.items()}
-        said: dict[str, list[list[int]]] = {id: [] for id in talks}
+        said = {id: list((known or {}).get(id, [])) for id in talks}
+        new: dict[str, Talk] = {}
+        rest: dict[str, list[Message]] = {}
+        for id, talk in talks.items():
+            turns = [k + 1 for k, m in enumerate(talk) if m.role == "assistant"]
+            kept = ([0, *turns])[len(said[id])]
+            new[id], rest[id] = talk[:kept], list(talk[kept:])
         failed: dict[str, str] = {}
         while True:
             prompts: dict[str, Prompt] = {}
-            for id, talk in rest.items():
-                asked = _until_answer(talk)
+            for id, left in rest.items():
+                asked = _until_answer(left)
                 if not asked:
                     continue
                 new[id] += tuple(asked)
-                rest[id] = talk[len(asked) + 1 :]
+                rest[id] = left[len(asked) + 1 :]
                 try:
                     request = Request(messages=new[id], max_new_tokens=self.max_new_tokens)
                     prompts[id] = self.target.encode(request)
@@ -61,8 +66,8 @@ class Answers:
             for id, tokens in zip(prompts, self._say(list(prompts.values())), strict=True):
                 said[id].append(tokens)
                 new[id] += (Message("assistant", (self.target.decode(tokens),)),)
-        kept = {id: talk for id, talk in new.items() if id not in failed}
-        return kept, {id: said[id] for id in kept}, failed
+        whole = {id: talk for id, talk in new.items() if id not in failed}
+        return whole, {id: said[id] for id in whole}, failed
 
     def _say(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         if not self.batched:

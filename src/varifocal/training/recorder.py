@@ -8,18 +8,19 @@ without padding, so its states are those of a single run whatever is recorded be
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from varifocal.errors import BadArtifact, BadOption, VarifocalError
-from varifocal.request import Message, Request
-from varifocal.target import Prompt, Want
+from varifocal.request import Message
+from varifocal.target import Want
 from varifocal.targets._hf import HFTarget
 from varifocal.training._answers import Answers
 from varifocal.training._entropy import watched
+from varifocal.training._script import Script, asked, script_of, turns_of
 from varifocal.training.artifacts import (
     DTYPES,
     MANIFEST,
@@ -37,14 +38,6 @@ Progress = Callable[[int, int], None]  # samples done, samples in all
 
 _PROBES = 4  # examples encoded to estimate the size
 _ROOM = 1.1  # disk space wanted, as a multiple of the estimate
-
-
-@dataclass(frozen=True)
-class _Script:
-    """A conversation as the target reads it, with the tokens that it has to say."""
-
-    prompt: Prompt
-    supervised: tuple[bool, ...]
 
 
 def search_layers(num_layers: int) -> tuple[int, ...]:
@@ -66,8 +59,9 @@ def record(
 ) -> ArtifactStore:
     """Record what is not in `out` yet, shard by shard; the same call continues a broken one.
 
-    With answers="target" every assistant turn is said anew, greedily, `batch` conversations at a
-    time, and is what later turns follow on; with "reference" the given texts are kept. Samples
+    With answers="target" every assistant turn is what the target says greedily, and what later
+    turns follow on: given texts are checked like a draft, and from the first that it would not say
+    on, `batch` conversations at a time say it anew. With "reference" given texts are kept. Samples
     that cannot be used are skipped and listed with the reason in the manifest. Ctrl-C keeps all
     that is done.
     """
@@ -128,15 +122,40 @@ class _Session:
             except VarifocalError as error:
                 self._skip(example.id, str(error))
         said: dict[str, list[list[int]]] = {}
+        ready: dict[str, Artifact] = {}
         if writer is not None:
-            talks, said, failed = writer.answer(talks)
+            known: dict[str, list[list[int]]] = {}
+            for example in group:
+                if example.id in talks:
+                    sample, known[example.id] = self._confirm(example, talks[example.id], writer)
+                    if sample is not None:
+                        ready[example.id] = sample
+            rest = {id: talk for id, talk in talks.items() if id not in ready}
+            talks, said, failed = writer.answer(rest, known)
             for id, reason in failed.items():
                 self._skip(id, reason)
         for example in group:
-            if example.id in talks:
+            if example.id in ready:
+                self._keep(ready[example.id])
+            elif example.id in talks:
                 self._record(example, talks[example.id], said.get(example.id))
             if len(self._waiting) >= self.shard_size:
                 self.flush()
+
+    def _confirm(
+        self, example: Example, talk: tuple[Message, ...], writer: Answers
+    ) -> tuple[Artifact | None, list[list[int]]]:
+        """The reference answers as a draft: leading ones that the target says itself stay.
+
+        If it says all of them, one forward has made the whole sample.
+        """
+        try:
+            script = script_of(self.target, talk, None)
+        except VarifocalError:
+            return None, []
+        sample = self._features(example, script)
+        known = confirmed(self.target, script, sample, writer.max_new_tokens)
+        return (sample if len(known) == len(turns_of(talk)) else None), known
 
     def _record(
         self, example: Example, talk: tuple[Message, ...], said: list[list[int]] | None
@@ -145,20 +164,23 @@ class _Session:
             script = script_of(self.target, talk, said)
         except VarifocalError as error:
             return self._skip(example.id, str(error))
-        if not any(script.supervised):
-            return self._skip(example.id, "no supervised tokens: no answer was found in it")
+        self._keep(self._features(example, script))
+
+    def _features(self, example: Example, script: Script) -> Artifact:
         sample = features_of(self.target, example.id, example.family, script)
         if not self._checked:
             _check_features(self.target, script, sample)
             self._checked = True
-        stored = DTYPES[self.manifest.origin.dtype]
+        return sample
+
+    def _keep(self, sample: Artifact) -> None:
+        name = self.manifest.origin.dtype
         states = [sample.final, sample.visual, *([] if sample.mid is None else [sample.mid])]
         if not all(bool(s.isfinite().all()) for s in states):
-            return self._skip(example.id, "not finite: the target's states hold NaN or infinity")
-        if not all(bool(s.to(stored).isfinite().all()) for s in states):
-            name = self.manifest.origin.dtype
+            return self._skip(sample.id, "not finite: the target's states hold NaN or infinity")
+        if not all(bool(s.to(DTYPES[name]).isfinite().all()) for s in states):
             return self._skip(
-                example.id, f"not finite in {name}: states are too large; record with bfloat16"
+                sample.id, f"not finite in {name}: states are too large; record with bfloat16"
             )
         self._waiting.append(sample)
 
@@ -180,61 +202,11 @@ class _Session:
             self.manifest = manifest
 
 
-def script_of(target: HFTarget, talk: tuple[Message, ...], said: list[list[int]] | None) -> _Script:
-    """Tokens of a conversation and which of them are answers.
-
-    `said` are the tokens of regenerated answers. An earlier answer counts only as far as the chat
-    template writes the very tokens that were said; the last one is what was said.
-    """
-    turns = [k for k, m in enumerate(talk) if m.role == "assistant"]
-    if not turns:
-        raise BadArtifact("no supervised tokens: there is no assistant message")
-    if said is None:  # a question after the last answer shows how the template ends an answer
-        whole = target.encode(_asked((*talk[: turns[-1] + 1], Message("user", (".",)))))
-    else:
-        whole = _continued(target.encode(_asked(talk[: turns[-1]])), said[-1])
-    spans: list[tuple[int, int]] = []
-    for k, turn in enumerate(turns):
-        prompt = target.encode(_asked(talk[:turn]))
-        start = len(prompt.tokens)
-        if torch.equal(whole.tokens[:start], prompt.tokens):
-            rest = whole.tokens[start:].tolist()
-            spans.append(
-                (start, start + _answer_length(rest, said[k] if said else None, target.eos_ids))
-            )
-    end = max((stop for _, stop in spans), default=0)
-    supervised = [any(start <= i < stop for start, stop in spans) for i in range(end)]
-    prompt = replace(whole, tokens=whole.tokens[:end], image_of=whole.image_of[:end])
-    if int(prompt.is_image.sum()) < int(whole.is_image.sum()):
-        raise BadArtifact("no supervised tokens: the template writes no answer after the pictures")
-    return _Script(prompt, tuple(supervised))
-
-
-def _asked(talk: Sequence[Message]) -> Request:
-    return Request(messages=tuple(talk), max_new_tokens=1)
-
-
-def _answer_length(rest: list[int], said: list[int] | None, ends: frozenset[int]) -> int:
-    """How many of the tokens after a prompt are its answer, the end token included."""
-    if said is None:
-        return next((i + 1 for i, token in enumerate(rest) if token in ends), 0)
-    return len(said) if rest[: len(said)] == said else 0
-
-
-def _continued(prompt: Prompt, tokens: Sequence[int]) -> Prompt:
-    more = torch.tensor(tokens, dtype=torch.int64, device=prompt.tokens.device)
-    return replace(
-        prompt,
-        tokens=torch.cat([prompt.tokens, more]),
-        image_of=torch.cat([prompt.image_of, torch.full_like(more, -1)]),
-    )
-
-
 @torch.no_grad()
-def features_of(target: HFTarget, id: str, family: str, script: _Script) -> Artifact:
+def features_of(target: HFTarget, id: str, family: str, script: Script) -> Artifact:
     """One fresh prefill of a script."""
     layers = search_layers(target.num_layers)
-    supervised = torch.tensor(script.supervised)
+    supervised = script.supervised
     start = max(0, int(supervised.nonzero()[0]) - 1)
     text_config = target.model.config.get_text_config()
     want = Want(layers=layers, final=True, embeddings=True)
@@ -259,7 +231,24 @@ def features_of(target: HFTarget, id: str, family: str, script: _Script) -> Arti
 
 
 @torch.no_grad()
-def _check_features(target: HFTarget, script: _Script, sample: Artifact) -> None:
+def confirmed(
+    target: HFTarget, script: Script, sample: Artifact, max_new_tokens: int
+) -> list[list[int]]:
+    """The leading answers of a script that the target would give itself, greedily."""
+    known = []
+    for start, stop in script.spans:
+        if not 0 < stop - start <= max_new_tokens:
+            break
+        states = sample.final[start - 1 : stop - 1].to(target.device, target.dtype)
+        tokens = script.prompt.tokens[start:stop]
+        if not torch.equal(target.head(states).argmax(-1), tokens):
+            break
+        known.append(tokens.tolist())
+    return known
+
+
+@torch.no_grad()
+def _check_features(target: HFTarget, script: Script, sample: Artifact) -> None:
     """States of the first sample against a run of the whole model that nothing watches."""
     _, seen = target.prefill(script.prompt, Want(final=True))
     assert seen.final is not None
@@ -321,8 +310,8 @@ def estimate_bytes(
     for example in examples[: _PROBES * 4]:
         try:
             talk = example.read()
-            turns = [k for k, m in enumerate(talk) if m.role == "assistant"] or [len(talk)]
-            prompt = target.encode(_asked(talk[: turns[-1]]))
+            turns = turns_of(talk) or [len(talk)]
+            prompt = target.encode(asked(talk[: turns[-1]]))
         except VarifocalError:
             continue
         # `final` for every position, `mid` for all after the pictures, the visual tokens.

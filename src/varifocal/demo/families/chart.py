@@ -8,7 +8,7 @@ from random import Random
 
 from varifocal.demo import words
 from varifocal.demo.asking import NUMBERS, Draft, listed, turn
-from varifocal.demo.canvas import COLOURS, ROW, Canvas, Size
+from varifocal.demo.canvas import COLOURS, ROW, Canvas, Pixels, Size
 from varifocal.demo.families.sums import minus
 from varifocal.demo.sample import Split, Turn
 
@@ -73,7 +73,7 @@ def _plot(rng: Random, split: Split, noun: str, number: int, room: int) -> Plot:
     return Plot(noun, title, _labels(rng, split, number, room), _values(rng, number))
 
 
-def _grounded(rng: Random, canvas: Canvas, split: Split, top: float) -> None:
+def _grounded(rng: Random, canvas: Canvas, split: Split, top: Pixels) -> None:
     """The held-out detail: a frame and grid lines behind the chart."""
     if split == "test" and rng.random() < 0.5:
         canvas.rectangle(1, top, canvas.width - 1, canvas.height - 1, rim=(150, 150, 155))
@@ -141,7 +141,7 @@ def _upright(rng: Random, split: Split, noun: str) -> Draft:
     base = canvas.row_centre(last) - 8
     reach = base - (canvas.row_centre(first) + 8) - 1
     colours = _bar_colours(rng, canvas, number) if noun == "bar chart" else []
-    tips: list[tuple[float, float]] = []
+    tips: list[tuple[Pixels, Pixels]] = []
     for i, (label, value) in enumerate(zip(plot.labels, plot.values, strict=True)):
         middle = column * (i + 0.5)
         canvas.write_middle(label, last, middle=middle)

@@ -8,7 +8,7 @@ from random import Random
 
 from varifocal.demo import words
 from varifocal.demo.asking import NUMBERS, ORDINALS, Draft, listed, turn
-from varifocal.demo.canvas import Canvas
+from varifocal.demo.canvas import Canvas, Pixels
 from varifocal.demo.sample import Split, Turn
 
 _LIVING: tuple[tuple[str, ...], ...] = (  # each level eats the one before
@@ -68,7 +68,9 @@ def draw(rng: Random, split: Split) -> Draft:
 # -- layouts ----------------------------------------------------------------------------------
 
 
-def _box(canvas: Canvas, name: str, row: int, middle: float, has_rim: bool) -> tuple[float, float]:
+def _box(
+    canvas: Canvas, name: str, row: int, middle: Pixels, has_rim: bool
+) -> tuple[Pixels, Pixels]:
     """Print `name`, perhaps in a box; the left and the right edge of it."""
     left = canvas.write_middle(name, row, middle=middle)
     right = left + canvas.measure(name)

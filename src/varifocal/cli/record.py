@@ -1,0 +1,99 @@
+"""`varifocal record`: what a target says and thinks, kept on disk to train drafters on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from varifocal.cli._inputs import load_target_from
+from varifocal.cli._options import OutputOptions, TargetOptions
+from varifocal.cli._output import Output
+from varifocal.errors import BadOption
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """What is recorded."""
+
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data", metavar="FILE.jsonl|demo", help="Conversations; demo draws pictures."
+        ),
+    ] = "demo"
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where it is kept; resumes there.")
+    ] = Path("runs/artifacts")
+    count: Annotated[int, typer.Option("--count", help="Pictures to draw for demo.")] = 1000
+    start: Annotated[int, typer.Option("--start", help="Number of the first picture of demo.")] = 0
+    answers: Annotated[
+        str,
+        typer.Option(
+            "--answers",
+            metavar="target|reference",
+            help="Record what the target says, or the given answers.",
+        ),
+    ] = "target"
+    batch: Annotated[int, typer.Option("--batch", help="Conversations answered at a time.")] = 16
+    shard_size: Annotated[int, typer.Option("--shard-size", help="Samples a file.")] = 256
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", help="Most tokens of an answer.")
+    ] = 256
+    stored: Annotated[
+        str,
+        typer.Option("--stored", metavar="float16|bfloat16|float32", help="Number type on disk."),
+    ] = "float16"
+
+
+def record(record: RecordOptions, model: TargetOptions, output: OutputOptions) -> None:
+    """Record a target's answers and states to train drafters on.
+
+    Sizes are estimated and the disk is checked before the start. The same command goes on where it
+    was cut off, and does nothing where all is done.
+    """
+    from varifocal.training.artifacts import DTYPES
+    from varifocal.training.examples import demo_examples, read_examples
+    from varifocal.training.recorder import record as record_samples
+
+    out = Output(output)
+    for name, value, known in (
+        ("answers", record.answers, ("target", "reference")),
+        ("stored", record.stored, tuple(DTYPES)),
+    ):
+        if value not in known:
+            raise BadOption(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    if record.data == "demo":
+        examples = demo_examples("train", record.start, record.count)
+    else:
+        examples = read_examples(Path(record.data))
+    target = load_target_from(model, out)
+    with out.progress("recording", len(examples)) as bar:
+        store = record_samples(
+            target,
+            examples,
+            record.out,
+            answers=record.answers,  # type: ignore[arg-type]  # checked above
+            batch=record.batch,
+            shard_size=record.shard_size,
+            max_new_tokens=record.max_new_tokens,
+            dtype=record.stored,  # type: ignore[arg-type]  # checked above
+            progress=bar.at,
+        )
+    manifest = store.manifest
+    for name, reason in list(manifest.skipped.items())[:20]:
+        out.note(f"{name} was left out: {reason}")
+    out.line(
+        f"{len(store)} samples with {manifest.num_supervised} answer tokens, "
+        f"{manifest.num_bytes / 2**20:.1f} MiB in {record.out}; {len(manifest.skipped)} left out"
+    )
+    out.write(
+        {
+            "out": str(record.out),
+            "target": target.name,
+            "samples": len(store),
+            "answer_tokens": manifest.num_supervised,
+            "bytes": manifest.num_bytes,
+            "skipped": dict(manifest.skipped),
+        }
+    )
