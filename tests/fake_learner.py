@@ -1,6 +1,6 @@
 """A learned drafter in a few lines, and artifacts without a target."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,13 @@ from varifocal.verify import Verification
 D = 8
 
 
+@dataclass(frozen=True)
+class Weights:
+    """Settings inside settings."""
+
+    hidden: float = 1.0
+
+
 class LinearDrafter(Drafter[None]):
     """Predicts the next state with one linear layer and noise; drafts nothing."""
 
@@ -35,6 +42,7 @@ class LinearDrafter(Drafter[None]):
         ARCHITECTURE: ClassVar[frozenset[str]] = frozenset({"width", "sizes"})
         width: int = D
         sizes: tuple[int, ...] = (1, 2)
+        objective: Weights = field(default_factory=Weights)
 
     def __init__(self, target: Target, config: Config) -> None:
         super().__init__(target, config)

@@ -57,7 +57,7 @@ def test_report_names_what_was_packed_and_what_was_not(caplog):
         {
             "good": layer(256, 704, torch.bfloat16),
             "odd": Odd(256, 704),
-            "half": layer(256, 704, torch.float16),
+            "narrow": layer(256, 704, torch.float16),
             "small": layer(8, 8, torch.float32),
             "inner": nn.Sequential(layer(256, 704, torch.bfloat16)),
         }
@@ -67,7 +67,7 @@ def test_report_names_what_was_packed_and_what_was_not(caplog):
     assert set(report.packed) == {"good", "inner.0"}
     reasons = dict(report.skipped)
     assert "Odd" in reasons["odd"]
-    assert "float16" in reasons["half"]
+    assert "float16" in reasons["narrow"]
     assert "small" in reasons["small"]
     assert "2 linear layers packed, 3 left alone" in caplog.text
 

@@ -9,12 +9,13 @@ from typing import Any, get_type_hints
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
 
 from varifocal.decode import Clock, Generation
 from varifocal.drafter import Drafter
 from varifocal.drafters import check_options, drafter_class, load_drafter
 from varifocal.drafters.plain import PlainDrafter
-from varifocal.errors import BadOption
+from varifocal.errors import BadOption, UnsupportedTarget
 from varifocal.plan import CostModel
 from varifocal.request import Request
 from varifocal.result import GenerationResult
@@ -73,8 +74,7 @@ def load(
     """
     if threads is not None:
         set_threads(threads)
-    place = find_device(device)
-    model = load_target(str(target), dtype=find_dtype(dtype), device=place, exact_rows=exact_rows)
+    model = open_target(target, dtype=dtype, device=device, exact_rows=exact_rows)
     name = default_drafter(model) if drafter in (None, "auto") else str(drafter)
     made = load_drafter(name, model, **dict(drafter_options or {}))
     if isinstance(made, PlainDrafter) and made.config.fast:  # type: ignore[attr-defined]
@@ -83,6 +83,26 @@ def load(
         model = fast_target(model)
         made = load_drafter(name, model, **dict(drafter_options or {}))
     return Engine(model, made, measure(model, made) if calibrate else None)
+
+
+def open_target(
+    target: str | Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "auto",
+    exact_rows: bool = False,
+) -> HFTarget:
+    """The target alone, with dtype and device as in `load`."""
+    place = find_device(device)
+    try:
+        return load_target(
+            str(target), dtype=find_dtype(dtype), device=place, exact_rows=exact_rows
+        )
+    except SafetensorError as error:
+        raise UnsupportedTarget(
+            f"the weights of {str(target)!r} are damaged or cut short ({error}); fetch or copy "
+            "them again"
+        ) from error
 
 
 def measure(target: HFTarget, drafter: Drafter[Any]) -> CostModel | None:

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from fake_learner import LinearDrafter
+from fake_learner import LinearDrafter, Weights
 from tiny import SHAPE, tiny_target
 
 from varifocal.drafters import drafter_class, load_drafter
@@ -36,7 +36,9 @@ def target():
 
 
 def trained():
-    drafter = LinearDrafter(target(), LinearDrafter.Config(nodes=7, sizes=(3, 4)))
+    drafter = LinearDrafter(
+        target(), LinearDrafter.Config(nodes=7, sizes=(3, 4), objective=Weights(2.0))
+    )
     with torch.no_grad():
         drafter.network[0].weight.mul_(3)
     return drafter

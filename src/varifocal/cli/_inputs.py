@@ -19,12 +19,11 @@ from varifocal.cli._options import (
     TargetOptions,
 )
 from varifocal.cli._output import Output
-from varifocal.engine import Engine, find_device, find_dtype, load, parse_options, set_threads
+from varifocal.engine import Engine, find_dtype, load, open_target, parse_options, set_threads
 from varifocal.errors import BadOption, BadRequest
 from varifocal.images import MAX_BYTES, load_image
 from varifocal.request import Message, Request
 from varifocal.sampling import Sampling
-from varifocal.targets import load_target
 from varifocal.targets._hf import HFTarget
 
 
@@ -129,10 +128,8 @@ def load_target_from(
     if model.threads is not None:
         set_threads(model.threads)
     with out.busy(f"loading {model.target}"):
-        return load_target(
-            model.target,
-            dtype=find_dtype(str(model.dtype)) or dtype,
-            device=find_device(model.device),
+        return open_target(
+            model.target, dtype=find_dtype(str(model.dtype)) or dtype, device=model.device
         )
 
 

@@ -4,6 +4,7 @@ import difflib
 import inspect
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -53,9 +54,7 @@ def sectioned(function: Callable[..., None]) -> Callable[..., None]:
     sections.pop("return", None)
     parameters, hints = [], {}
     for section, cls in sections.items():
-        assert isinstance(cls, type) and is_dataclass(cls), (
-            f"{function.__name__}: {section} must be a dataclass of options"
-        )
+        assert isinstance(cls, type) and is_dataclass(cls), section
         for parameter in _parameters(section, cls):
             assert parameter.name not in hints, f"{parameter.name} stands in two sections"
             parameters.append(parameter)
@@ -152,7 +151,8 @@ def _with_json_value(args: Sequence[str]) -> list[str]:
     for n, arg in enumerate(args):
         made.append(arg)
         follower = args[n + 1] if n + 1 < len(args) else "--"
-        if arg == "--json" and follower.startswith("-") and follower != "-":
+        is_other = follower != "-" and re.match(r"-|[\w-]+(\.[\w-]+)*=", follower)
+        if arg == "--json" and is_other:
             made.append("-")
     return made
 
@@ -280,7 +280,7 @@ class Program(TyperGroup):
             if callable(reconfigure := getattr(stream, "reconfigure", None)):
                 reconfigure(errors="replace")  # a terminal that cannot show a letter is no error
         try:
-            return int(super().main(*args, **options, standalone_mode=False) or 0)
+            return int(super().main(*args, **options | {"standalone_mode": False}) or 0)
         except typer.Abort:
             return 130
         except typer.TyperException as error:  # of usage: typer's own words

@@ -6,7 +6,7 @@ and description together; `config.json` repeats it for people and other programs
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -84,12 +84,12 @@ def load_trained(folder: Path, target: Target, options: dict[str, Any]) -> Draft
     description, tensors = _read_weights(folder / WEIGHTS)
     _check_target(folder, description, target)
     cls = drafter_class(str(description["drafter"]))
+    known = {f.name: f for f in fields(cls.Config)}
     saved = {
-        key: tuple(value) if isinstance(value, list) else value
+        key: _revived(value, known[key]) if key in known else value
         for key, value in description["config"].items()
     }
-    known = {f.name for f in fields(cls.Config)}
-    if strange := sorted(set(saved) - known):
+    if strange := sorted(set(saved) - set(known)):
         raise BadArtifact(
             f"{folder} was saved with the setting {strange[0]!r}, which this version of "
             f"{description['drafter']} does not have; use the version that made it or train again"
@@ -208,6 +208,16 @@ def _check_target(folder: Path, description: dict[str, Any], target: Target) -> 
                 f"but the target is {target.name!r} ({key} {came}). Load it with its own target, "
                 "or train one for this target with `varifocal record` and `varifocal train`"
             )
+
+
+def _revived(value: Any, setting: Field[Any]) -> Any:
+    """A setting as it was before it became JSON: tuples, and dataclasses inside dataclasses."""
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, dict) and setting.default_factory is not MISSING:
+        kind = type(setting.default_factory())
+        return kind(**value) if is_dataclass(kind) else value
+    return value
 
 
 def _fill(network: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

@@ -4,6 +4,7 @@ Held out for the test: half of its charts have a frame and grid lines.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 from varifocal.demo import words
@@ -150,7 +151,7 @@ def _upright(rng: Random, split: Split, noun: str) -> Draft:
         if colours:
             canvas.bar(colours[i], middle - column * 0.3, top, middle + column * 0.3, base)
     if not colours:
-        for a, b in zip(tips, tips[1:], strict=False):
+        for a, b in pairwise(tips):
             canvas.line(a, b, 2)
         for x, y in tips:
             canvas.rectangle(x - 2, y - 2, x + 3, y + 3, fill=canvas.ink)

@@ -4,6 +4,7 @@ Held out for the test: a third of the words and of the living things.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 from varifocal.demo import words
@@ -90,7 +91,7 @@ def _across(rng: Random, split: Split, names: list[str]) -> Canvas:
     shown = names[::-1] if is_backward else names
     edges = [_box(canvas, name, row, column * (i + 0.5), has_rim) for i, name in enumerate(shown)]
     y = canvas.row_centre(row)
-    for (_, start), (end, _) in zip(edges, edges[1:], strict=False):
+    for (_, start), (end, _) in pairwise(edges):
         canvas.arrow(*(((end - 1, y), (start, y)) if is_backward else ((start, y), (end - 1, y))))
     return canvas
 
@@ -258,7 +259,7 @@ def _long(rng: Random, chain: Chain) -> Turn:
     verb = "is eaten by" if chain.noun == "food chain" else "leads to"
     steps = " ".join(
         f"The {ORDINALS[i]} arrow shows that <{a}> {verb} <{b}>."
-        for i, (a, b) in enumerate(zip(names, names[1:], strict=False))
+        for i, (a, b) in enumerate(pairwise(names))
     )
     end = (
         "The last arrow closes the ring."

@@ -56,7 +56,8 @@ def lay_sign(rng: Random, split: Split) -> tuple[Canvas, list[str]]:
     lines = _different_lines(rng, split, rng.randint(2, 4), room)
     canvas.fit(lines, canvas.width - 14)
     if rng.random() < 0.6:
-        canvas.rectangle(2, 2, canvas.width - 2, canvas.height - 2, rim=canvas.ink)
+        canvas.phase = 0  # or the frame would cut the letters of an outer row
+        canvas.rectangle(0, 0, canvas.width, canvas.height, rim=canvas.ink)
     top = rng.randint(0, canvas.num_rows - len(lines))
     is_centred = rng.random() < 0.7
     for i, line in enumerate(lines):

@@ -1,0 +1,156 @@
+"""The other commands, on the tiny target."""
+
+import json
+import re
+
+import pytest
+
+import varifocal.decode
+from varifocal.tree import DraftTree
+from varifocal.verify import Verification, follow
+
+SMALL = ("--drafter", "lookup", "--set", "nodes=4", "--dtype", "float32")
+
+
+def test_bare_program_shows_help_and_version_shows_versions(run):
+    bare = run()
+    assert bare.exit_code == 2
+    assert "generate" in bare.output
+    assert re.search(r"^torch \d", run("--version").stdout, re.MULTILINE)
+
+
+def test_misspelt_command_is_answered_with_the_right_one(run):
+    result = run("generat")
+    assert result.exit_code == 2
+    assert "Did you mean 'generate'" in result.stderr
+
+
+def test_lists_of_targets_and_drafters_are_json(run):
+    targets = json.loads(run("targets", "--json", "-").stdout)["targets"]
+    assert {"name", "model_types", "status"} == set(targets[0])
+    drafters = json.loads(run("drafters", "--json", "-").stdout)["drafters"]
+    assert {"plain", "lookup"} <= {row["name"] for row in drafters}
+    assert all({"name", "trained", "needs", "pictures"} == set(row) for row in drafters)
+    assert "lookup" in run("drafters").stdout
+
+
+def _verify(run, tiny_folder, *args):
+    return run("verify", "--target", tiny_folder, *SMALL, "--max-new-tokens", 10, *args)
+
+
+def test_verify_passes_where_texts_are_identical(run, tiny_folder):
+    result = _verify(run, tiny_folder, "--limit", 1, "--families", "chart,text", "--json", "-")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout) == {
+        "requests": 4, "identical": 4, "near_tie": 0, "different": 0,
+        "dtype": "float32", "mismatches": [],
+    }  # fmt: skip
+
+
+def _gullible(tree: DraftTree, logits, sampling, position) -> Verification:
+    """A faulty verification that accepts the first guess unseen."""
+    right = follow(tree, logits, sampling, position)
+    if len(tree) == 1 or right.num_accepted:
+        return right
+    return Verification([0, 1], [int(tree.tokens[1]), *right.tokens])
+
+
+def test_verify_fails_where_a_text_differs(run, tiny_folder, picture_file, monkeypatch):
+    monkeypatch.setattr(varifocal.decode, "follow", _gullible)
+    monkeypatch.setattr(
+        "varifocal.drafters.lookup._Text.continuation", lambda self, width: [40, 41][:width]
+    )
+    typed = ("--prompt", "x", "--image", picture_file, "--sampling", "greedy")
+    result = _verify(run, tiny_folder, *typed, "--json", "-")
+    assert result.exit_code == 1
+    verdict = json.loads(result.stdout)
+    assert verdict["different"] == 1
+    (mismatch,) = verdict["mismatches"]
+    assert mismatch["position"] == 1
+    assert mismatch["drafted"] == 40 != mismatch["plain"]
+    assert mismatch["margin"] > 0
+    assert "DIFFERENT at token 1" in _verify(run, tiny_folder, *typed).stdout
+
+
+def test_exact_rows_are_honoured(run, tiny_folder):
+    options = ("--limit", 1, "--families", "chart", "--exact-rows", "--dtype", "bfloat16")
+    result = _verify(run, tiny_folder, *options, "--json", "-")
+    assert json.loads(result.stdout)["identical"] == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--suite", "nowhere.jsonl"], "no suite nowhere.jsonl"),
+        (["--families", "cats"], "no family cats"),
+        (["--limit", "0"], "limit"),
+        (["--prompt", "x", "--limit", "1"], "leave out the suite"),
+        (["--sampling", "warm"], "--sampling"),
+    ],
+)
+def test_bad_suite_is_refused(run, tiny_folder, args, named):
+    result = _verify(run, tiny_folder, *args)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_demo_shows_and_writes_a_page(run, tiny_folder, tmp_path):
+    result = run("demo", "--target", tiny_folder, *SMALL, "--out", tmp_path / "show",
+                 "--families", "chart", "--repeats", 1, "--json", tmp_path / "demo.json")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "show" / "chart-test-0.png").exists()
+    page = (tmp_path / "show" / "index.html").read_text()
+    assert "does not look at pictures" in page
+    for word in ("question", "plain", "lookup", "identical", "tau", "CPU"):
+        assert word in result.stdout
+    (example,) = json.loads((tmp_path / "demo.json").read_text())["examples"]
+    assert example["identical"]
+    assert example["tau"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--families", "cats"], "no family 'cats'"),
+        (["--repeats", "0"], "repeats"),
+        (["bogus"], "bogus"),
+        (["score", "--limit", "0"], "limit"),
+        (["score", "--target", "/nowhere"], "config.json"),
+        (["build", "--tower-seconds", "-1"], "tower_seconds"),
+    ],
+)
+def test_bad_demo_is_refused(run, args, named):
+    result = run("demo", *args)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_record_train_and_generate_follow_on_each_other(run, tiny_folder, picture_file, tmp_path):
+    target = ("--target", tiny_folder, "--dtype", "float32")
+    recorded = run("record", *target, "--count", 4, "--max-new-tokens", 6, "--out",
+                   tmp_path / "artifacts", "--json", "-")  # fmt: skip
+    assert recorded.exit_code == 0, recorded.stderr
+    assert json.loads(recorded.stdout)["samples"] == 4
+    trained = run("train", *target, "--drafter", "fovea", "--artifacts", tmp_path / "artifacts",
+                  "--out", tmp_path / "drafter", "--steps", 1, "--batch", 2, "--held-out", "none",
+                  "--set", "inner=32", "--json", "-")  # fmt: skip
+    assert trained.exit_code == 0, trained.stderr
+    assert json.loads(trained.stdout)["steps"] == 1
+    answer = run("generate", *target, "--drafter", tmp_path / "drafter", "--set", "nodes=4",
+                 "--image", picture_file, "--prompt", "x", "--max-new-tokens", 6, "--json")  # fmt: skip
+    assert json.loads(answer.stdout)["drafter"] == "fovea"
+
+
+def test_train_refuses_what_cannot_learn_and_what_is_missing(run, tmp_path):
+    missing = run("train", "--artifacts", tmp_path / "none", "--held-out", "none")
+    assert missing.exit_code == 2
+    assert "varifocal record" in missing.stderr
+    assert run("train", "--valid", "1").exit_code == 2
+    assert "'given'" in run("record", "--answers", "given").stderr
+
+
+def test_bench_refuses_what_it_does_not_know_before_it_loads(run):
+    assert "there is no preset 'hasty'" in run("bench", "--preset", "hasty").stderr
+    unknown = run("bench", "--drafters", "plain,nope", "--limit", 1, "--families", "chart")
+    assert unknown.exit_code == 2
+    assert "'nope'" in unknown.stderr

@@ -1,0 +1,181 @@
+"""`varifocal generate`: what comes out, and that bad input ends in one message and exit code 2."""
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+PLAIN = ("--drafter", "plain")
+LOOKUP = ("--drafter", "lookup", "--set", "nodes=4")
+
+
+def test_json_on_standard_output_is_alone_and_complete(ask):
+    result = ask("--prompt", "What is it?", *LOOKUP, "--json", "-")
+    assert result.exit_code == 0
+    made = json.loads(result.stdout)
+    assert set(made) == {
+        "text", "token_ids", "finish_reason", "usage", "drafter", "target", "spec", "seconds"
+    }  # fmt: skip
+    assert made["usage"]["completion_tokens"] == len(made["token_ids"])
+    assert made["usage"]["image_tokens"] > 0
+    assert made["drafter"] == "lookup"
+    assert made["finish_reason"] in ("eos", "length", "stop")
+
+
+def test_json_without_a_value_means_standard_output(ask):
+    assert json.loads(ask("--prompt", "x", *PLAIN, "--json").stdout)["drafter"] == "plain"
+    result = ask("--prompt", "x", *PLAIN, "--json", "sampling.seed=3")
+    assert json.loads(result.stdout)["drafter"] == "plain"
+
+
+def test_text_is_the_same_streamed_or_not_and_in_the_file(ask, tmp_path):
+    file = tmp_path / "out.json"
+    streamed = ask("--prompt", "x", *PLAIN, "--json", file)
+    whole = ask("--prompt", "x", *PLAIN, "--no-stream", "--quiet")
+    assert streamed.stdout == whole.stdout == json.loads(file.read_text())["text"] + "\n"
+    assert whole.stderr == ""
+
+
+@pytest.mark.parametrize("temperature", ["0", "1.0"])
+def test_drafter_does_not_change_the_text(ask, temperature):
+    options = ("--prompt", "x", "--temperature", temperature, "--seed", "5", "--quiet")
+    assert ask(*options, *LOOKUP).stdout == ask(*options, *PLAIN).stdout
+
+
+def test_picture_can_come_from_standard_input(ask, picture_file):
+    piped = ask(
+        "--image", "-", *PLAIN, "--prompt", "x", image=False, stdin=picture_file.read_bytes()
+    )
+    assert piped.exit_code == 0, piped.stderr
+    assert piped.stdout == ask(*PLAIN, "--prompt", "x").stdout
+
+
+def test_order_of_pictures_is_kept_and_typed_placeholders_stay_text(ask, picture_file):
+    result = ask("--image", picture_file, *PLAIN, "--prompt", "see <image> there", "--json", "-")
+    alone = ask(*PLAIN, "--prompt", "see <image> there", "--json", "-")
+    two, one = (json.loads(r.stdout)["usage"]["image_tokens"] for r in (result, alone))
+    assert two == 2 * one
+
+
+def _messages(folder: Path, content: object) -> Path:
+    path = folder / "chat.json"
+    path.write_text(json.dumps([{"role": "user", "content": content}]))
+    return path
+
+
+def test_messages_say_the_same_as_prompt_and_image(ask, tmp_path, picture_file):
+    url = f"data:image/png;base64,{base64.b64encode(picture_file.read_bytes()).decode()}"
+    text = {"type": "text", "text": "What is it?"}
+    typed = ask("--prompt", "What is it?", *PLAIN).stdout
+    for source in (url, str(picture_file), f"file://{picture_file}"):
+        picture = {"type": "image_url", "image_url": {"url": source}}
+        file = _messages(tmp_path, [picture, text])
+        result = ask("--messages", file, *PLAIN, image=False)
+        assert result.stdout == typed, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ([{"type": "video"}], "messages[0].content[0].type"),
+        ([{"type": "text"}], "messages[0].content[0] lacks text"),
+        ([{"type": "text", "text": "x", "size": 3}], "unknown field size"),
+        ([{"type": "image_url", "image_url": {"url": "http://a/b.png"}}], "Nothing is fetched"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,@@"}}], "base64"),
+        ([{"type": "image_url", "image_url": {"url": "x", "detail": "high"}}], "detail"),
+        ([{"type": "image"}], "without a path"),
+        (7, "messages[0].content must be"),
+        ("\ud800", "UTF-8"),
+        ("", "prompt is empty"),
+    ],
+)
+def test_bad_field_of_messages_is_named(ask, tmp_path, content, named):
+    result = ask("--messages", _messages(tmp_path, content), *PLAIN, image=False)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--prompt", ""], "prompt is empty"),
+        (["--prompt", "   "], "prompt is empty"),
+        ([], "--prompt"),
+        (["--prompt", "x", "--messages", "y.json"], "--messages holds the whole conversation"),
+        (["--prompt", "x", "--drafter", "nope"], "no drafter is called 'nope'"),
+        (["--prompt", "x", "--drafter", "lookup", "--set", "bogus=1"], "no option bogus"),
+        (["--prompt", "x", "--drafter", "lookup", "--set", "nodes=many"], "nodes"),
+        (["--prompt", "x", "--drafter", "lookup", "--set", "nodes"], "KEY=VALUE"),
+        (["--prompt", "x", "--drafter", "lookup", "--set", "ngram=0"], "ngram"),
+        (["--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["--prompt", "x", "--temperature", "nan"], "temperature"),
+        (["--prompt", "x", "--temperature", "warm"], "--temperature"),
+        (["--prompt", "x", "--top-p", "0"], "top_p"),
+        (["--prompt", "x", "--top-k", "-2"], "top_k"),
+        (["--prompt", "x", "--seed", "-1"], "seed"),
+        (["--prompt", "x", "--stop", ""], "stop text"),
+        (["--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens"),
+        (["--prompt", "x", "--max-new-tokens", "99999", *PLAIN], "ask for at most"),
+        (["--prompt", "x", "--dtype", "int8"], "--dtype"),
+        (["--prompt", "x", "--device", "toaster"], "toaster"),
+        (["--prompt", "x", "--threads", "0"], "threads"),
+        (["--prompt", "x", "--frobnicate"], "--frobnicate"),
+        (["--prompt", "x", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
+        (["--prompt", "x", "--json", "/"], "folder"),
+        (["--prompt", "x", "--image", "missing.png"], "missing.png: wanted a picture"),
+        (["--prompt", "x", "--image", "/"], "got a folder"),
+        (["--prompt", "x", "--image", __file__], "plain text"),
+        (["--prompt", "x", "--image", "-", "--image", "-"], "only once"),
+        (["--prompt", "x", "--image", "-"], "zero bytes"),
+        (["--prompt", "x", "--image", "https://a.b/c.png"], "got an address"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(ask, args, named):
+    result = ask(*args)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+    assert "fault of varifocal" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("config.json", None, "without config.json"),
+        ("config.json", b"{", "cannot be read as JSON"),
+        ("config.json", b'{"model_type": "bert"}', "varifocal knows"),
+        ("model.safetensors", b"12345678901", "damaged"),
+        ("model.safetensors", None, "cannot be read"),
+        ("tokenizer.json", b"{", "cannot be read"),
+    ],
+)
+def test_damaged_checkpoint_is_named(run, tiny_folder, tmp_path, name, content, named):
+    folder = tmp_path / "target"
+    folder.mkdir()
+    for file in tiny_folder.iterdir():
+        if file.name != name:
+            (folder / file.name).symlink_to(file)
+    if content is not None:
+        (folder / name).write_bytes(content)
+    result = run("generate", "--target", folder, "--prompt", "x", *PLAIN)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert "fault of varifocal" not in result.stderr
+
+
+def test_unknown_target_is_named(run):
+    result = run("generate", "--target", "/nowhere/model", "--prompt", "x")
+    assert result.exit_code == 2
+    assert "'/nowhere/model' is neither" in result.stderr
+
+
+def test_debug_shows_where_an_error_comes_from(ask):
+    assert "Traceback" in ask("--prompt", "", "--debug").stderr
+
+
+def test_default_drafter_says_that_none_is_shipped(ask, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    result = ask("--prompt", "x", "--set", "nodes=4")
+    assert "drafting by lookup" in result.stderr

@@ -1,0 +1,93 @@
+import pytest
+import torch
+from tiny import picture, save_tiny, tiny_target
+
+from varifocal.decode import generate
+from varifocal.drafters import load_drafter
+from varifocal.errors import BadOption, UnsupportedTarget
+from varifocal.evaluation.peers import Peer, parse_peer_options
+from varifocal.request import ask
+from varifocal.sampling import Sampling
+
+
+class Ticks:
+    """Every look at the clock takes a second."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def request_():
+    return ask("What is this?", [picture()], max_new_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def plain(target, request_):
+    return generate(target, load_drafter("plain", target), request_)
+
+
+def peer(target, name, **options):
+    return Peer(target, name, parse_peer_options(name, options))
+
+
+def test_generate_says_what_plain_says(target, request_, plain):
+    made = peer(target, "hf-generate").run(request_, Ticks())
+    assert made.token_ids == plain.token_ids
+    assert made.text == plain.text
+    assert made.finish_reason == plain.finish_reason
+    assert made.mean_acceptance_length == 1.0
+    assert (made.prompt_tokens, made.image_tokens) == (plain.prompt_tokens, plain.image_tokens)
+
+
+def test_first_arrival_ends_the_prefill(target, request_):
+    made = peer(target, "hf-generate").run(request_, Ticks())
+    assert made.seconds["prefill"] == 1.0  # one look at the start, one at the first token
+    assert made.seconds["decode"] == len(made.rounds) + 1  # and one when generate returned
+    assert made.seconds["draft"] == made.seconds["verify"] == 0
+
+
+def test_prompt_lookup_counts_what_came_together(target, request_, plain):
+    made = peer(target, "hf-prompt-lookup", ngram="3").run(request_, Ticks())
+    assert made.token_ids == plain.token_ids
+    assert [t for r in (made.prefill, *made.rounds) for t in r.tokens] == made.token_ids
+    assert all(r.num_accepted == len(r.tokens) - 1 for r in made.rounds)
+
+
+def test_assistant_is_loaded_by_name(target, request_, plain, tmp_path):
+    folder = save_tiny(tmp_path / "assistant", seed=1)
+    made = peer(target, "hf-assistant", model=str(folder))
+    assert made.memory_bytes > 0
+    assert made.run(request_, Ticks()).token_ids == plain.token_ids
+
+
+def test_assistant_must_be_given(target):
+    with pytest.raises(BadOption, match="hf-assistant:model=PATH"):
+        peer(target, "hf-assistant")
+    with pytest.raises(UnsupportedTarget, match="cannot be loaded"):
+        peer(target, "hf-assistant", model="/nonesuch")
+
+
+def test_sampling_leaves_the_global_generator_alone(target):
+    request = ask("What?", max_new_tokens=6, sampling=Sampling(temperature=1.0, seed=3))
+    before = torch.get_rng_state()
+    texts = [peer(target, "hf-generate").run(request, Ticks()).token_ids for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_stop_text_ends_both_alike(target, plain):
+    piece = plain.text[3:6]
+    request = ask("What is this?", [picture()], max_new_tokens=16, stop=[piece])
+    ours = generate(target, load_drafter("plain", target), request)
+    theirs = peer(target, "hf-generate").run(request, Ticks())
+    assert (theirs.text, theirs.finish_reason) == (ours.text, ours.finish_reason)
