@@ -96,7 +96,8 @@ def test_bad_suite_is_refused(run, tiny_folder, args, named):
 
 def test_demo_shows_and_writes_a_page(run, tiny_folder, tmp_path):
     result = run("demo", "--target", tiny_folder, *SMALL, "--out", tmp_path / "show",
-                 "--families", "chart", "--repeats", 1, "--json", tmp_path / "demo.json")  # fmt: skip
+                 "--families", "chart", "--repeats", 1,
+                 "--json", tmp_path / "demo.json")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert (tmp_path / "show" / "chart-test-0.png").exists()
     page = (tmp_path / "show" / "index.html").read_text()
@@ -137,7 +138,8 @@ def test_record_train_and_generate_follow_on_each_other(run, tiny_folder, pictur
     assert trained.exit_code == 0, trained.stderr
     assert json.loads(trained.stdout)["steps"] == 1
     answer = run("generate", *target, "--drafter", tmp_path / "drafter", "--set", "nodes=4",
-                 "--image", picture_file, "--prompt", "x", "--max-new-tokens", 6, "--json")  # fmt: skip
+                 "--image", picture_file, "--prompt", "x", "--max-new-tokens", 6,
+                 "--json")  # fmt: skip
     assert json.loads(answer.stdout)["drafter"] == "fovea"
 
 

@@ -33,20 +33,26 @@ for _part in (demo.show, demo.build, demo.score):
 app.add_typer(demo_app, name="demo")
 
 
-@app.callback(invoke_without_command=True)
+def _show_versions(is_asked: bool) -> bool:
+    if is_asked:
+        typer.echo(versions())
+        raise typer.Exit
+    return is_asked
+
+
+@app.callback()
 def program(
-    context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the versions of varifocal and what it uses.")
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the versions of varifocal and what it uses.",
+            callback=_show_versions,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
     """Faster answers from vision-language models, with the text unchanged."""
-    if version:
-        typer.echo(versions())
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit(2)
 
 
 def main() -> None:

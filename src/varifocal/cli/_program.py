@@ -275,6 +275,13 @@ class Program(TyperGroup):
             sys.exit(code)
         return code
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without a command there is nothing to do but to show the help."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
+
     def _run(self, *args: Any, **options: Any) -> int:
         for stream in (sys.stdout, sys.stderr):
             if callable(reconfigure := getattr(stream, "reconfigure", None)):

@@ -1,7 +1,6 @@
 """Score a model on pictures it never saw: are the parts of its answers that need looking right?"""
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
@@ -18,7 +18,7 @@ from transformers import (
 
 from varifocal.demo.language import token_accuracy
 from varifocal.demo.lessons import Writer
-from varifocal.demo.sample import Sample, Split, Turn
+from varifocal.demo.sample import Split, Turn
 from varifocal.demo.tokenizer import chat
 from varifocal.demo.world import FAMILIES, draw
 
@@ -81,8 +81,8 @@ def score(
     *,
     split: Split = "test",
     limit: int = 32,
-    batch_size: int = 16,
-    max_new_tokens: int = 120,
+    batch_size: int = 32,
+    max_new_tokens: int = 160,
 ) -> Score:
     """Answer the first turn of `limit` pictures a family, greedily.
 
@@ -124,7 +124,7 @@ def _score_family(
     others = samples[1:] + samples[:1]
     shares = []
     for pictures in (samples, others):
-        asked = [(p, turn.question) for p, turn in zip(pictures, turns, strict=True)]
+        asked = [(p.image, turn.question) for p, turn in zip(pictures, turns, strict=True)]
         answers = answer(model, processor, asked, batch_size, max_new_tokens)
         counts = [exact_fields(text, turn) for text, turn in zip(answers, turns, strict=True)]
         shares.append(sum(right for right, _ in counts) / sum(total for _, total in counts))
@@ -138,33 +138,33 @@ def _score_family(
 def answer(
     model: LlavaNextForConditionalGeneration,
     processor: LlavaNextProcessor,
-    asked: Sequence[tuple[Sample, str]],
+    asked: Sequence[tuple[Image.Image, str]],
     batch_size: int,
     max_new_tokens: int,
 ) -> list[str]:
-    """Greedy answers to questions, each about a picture; equal shapes share a batch."""
-    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    prompts = []
-    for number, (sample, question) in enumerate(asked):
-        text = processor.apply_chat_template(chat([(question, "")]), add_generation_prompt=True)
-        prompts.append(processor(images=sample.image, text=text, return_tensors="pt"))
-        groups[sample.image.size + tuple(prompts[-1]["input_ids"].shape)].append(number)
+    """Greedy answers to questions, each about its picture."""
+    order = sorted(range(len(asked)), key=lambda number: asked[number][0].size)  # little padding
     answers = [""] * len(asked)
-    for members in groups.values():
-        for start in range(0, len(members), batch_size):
-            part = members[start : start + batch_size]
-            joined = {key: torch.cat([prompts[i][key] for i in part]) for key in prompts[part[0]]}
-            length = joined["input_ids"].shape[1]
-            out = model.generate(
-                **joined,
-                do_sample=False,
-                max_new_tokens=max_new_tokens,
-                pad_token_id=processor.tokenizer.pad_token_id,
-                eos_token_id=processor.tokenizer.eos_token_id,
-            )
-            texts = processor.tokenizer.batch_decode(out[:, length:], skip_special_tokens=True)
-            for number, text in zip(part, texts, strict=True):
-                answers[number] = text
+    for start in range(0, len(order), batch_size):
+        part = order[start : start + batch_size]
+        chats = [chat([(asked[number][1], "")]) for number in part]
+        inputs = processor(
+            images=[asked[number][0] for number in part],
+            text=[processor.apply_chat_template(c, add_generation_prompt=True) for c in chats],
+            padding=True,
+            return_tensors="pt",
+        )
+        out = model.generate(
+            **inputs,
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=processor.tokenizer.pad_token_id,
+            eos_token_id=processor.tokenizer.eos_token_id,
+        )
+        said = out[:, inputs["input_ids"].shape[1] :]
+        texts = processor.tokenizer.batch_decode(said, skip_special_tokens=True)
+        for number, text in zip(part, texts, strict=True):
+            answers[number] = text
     return answers
 
 
