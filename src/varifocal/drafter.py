@@ -1,8 +1,9 @@
 """The contract of a drafter: something that guesses what the target will say."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from varifocal.errors import BadOption
 from varifocal.plan import Budget
@@ -41,9 +42,12 @@ class Drafter(ABC, Generic[S]):
         self.target, self.config = target, config
 
     @classmethod
-    def load(cls, target: Target, config: Config) -> Self:
-        """The drafter ready for use. Learned ones find the weights shipped for this target."""
-        return cls(target, config)
+    def load(cls, target: Target, options: Mapping[str, Any]) -> Self:
+        """The drafter with these settings. Learned ones find the weights shipped for the target."""
+        return cls(target, cls.Config(**options))
+
+    def prepare(self) -> None:
+        """Make ready for decoding, once weights are in place: precision, layout of weights."""
 
     @abstractmethod
     def start(self, prompt: Prompt, prefill: Forward, root: int) -> S:

@@ -6,18 +6,21 @@ operator has a fixed cost of some 12 microseconds, so small layers are left alon
 few rows on only.
 """
 
+from __future__ import annotations
+
 import copy
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from varifocal.drafter import Drafter
-from varifocal.targets._hf import HFTarget
+if TYPE_CHECKING:  # drafters use this file too
+    from varifocal.drafter import Drafter
+    from varifocal.targets._hf import HFTarget
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ class Packing:
         left = f", {len(self.skipped)} left alone ({'; '.join(reasons)})" if reasons else ""
         return f"{len(self.packed)} linear layers packed{left}"
 
-    def __add__(self, other: "Packing") -> "Packing":
+    def __add__(self, other: Packing) -> Packing:
         return Packing(self.packed + other.packed, self.skipped + other.skipped)
 
 
@@ -67,7 +70,7 @@ class PackedLinear(nn.Module):
         made: Tensor = self._multiply(x, self._packed, self.bias, "none", [], "")
         return made
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "PackedLinear":
+    def _apply(self, fn: Any, recurse: bool = True) -> PackedLinear:
         raise RuntimeError(
             "a packed layer cannot be moved or cast; move the model first, then pack it"
         )

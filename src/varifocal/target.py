@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from varifocal.cache import KVCache
 from varifocal.request import Request
@@ -105,6 +105,11 @@ class Target(ABC):
     @abstractmethod
     def embed(self, tokens: Int64[Tensor, "*n"]) -> Float[Tensor, "*n D"]:
         """The frozen input embeddings."""
+
+    @property
+    @abstractmethod
+    def readout(self) -> nn.Module:
+        """The frozen LM head as a module, for a drafter that wants it in another layout."""
 
     @abstractmethod
     def head(self, states: Float[Tensor, "*n D"]) -> Float[Tensor, "*n V"]:

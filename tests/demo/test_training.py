@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedT
 
 from varifocal.demo.feed import Feed, drawn
 from varifocal.demo.grow import doubled
-from varifocal.demo.labels import CHARACTERS, COLOUR_NAMES, KINDS, PATCH, SIDE, SLOTS, label
+from varifocal.demo.labels import CHARACTERS, COLOUR_NAMES, KINDS, PATCH, SIDE, SLOTS, cut, label
 from varifocal.demo.language import (
     LanguagePlan,
     agrees_with_transformers,
@@ -31,7 +31,7 @@ from varifocal.demo.model import (
 )
 from varifocal.demo.optimise import StackedMuon
 from varifocal.demo.sample import Glyph, Sample, Thing, Turn
-from varifocal.demo.score import exact_fields, score
+from varifocal.demo.score import answer, exact_fields, score
 from varifocal.demo.tokenizer import chat, train_tokenizer
 from varifocal.demo.tower import TowerBatches, TowerPlan, train_tower
 
@@ -212,6 +212,11 @@ def test_a_field_counts_only_if_all_its_words_agree():
     assert exact_fields("", turn) == (0, 3)
 
 
+def test_pictures_that_are_no_grid_of_tiles_cannot_be_lessons():
+    with pytest.raises(ValueError, match="multiples of 96"):
+        cut(picture(100, 96))
+
+
 def test_the_tower_learns_and_resumes(tmp_path, uncompiled):
     plan = TowerPlan(batch=16, cpu_seconds=2.0, warm_up=5, final_views=16)
     tower = new_tower(SMALL, seed=0)
@@ -275,6 +280,17 @@ def test_reading_practice_falls_to_its_last_share(tokenizer, tmp_path):
     _, used = batches(1)  # from picture 1 on: no practice at all
     again, used_again = batches(used)
     assert used_again > used and again.ids.shape[1] % 32 == 0
+
+
+def test_answers_do_not_depend_on_what_else_is_in_the_batch(tokenizer, model):
+    processor = new_processor(tokenizer)
+    asked = [
+        (picture(192, 96), "Is it red?"),
+        (picture(96, 288), "What does the sign say on line 2?"),
+        (picture(192, 96), "Where?"),
+    ]
+    together = answer(model, processor, asked, 3, 6)
+    assert together == [answer(model, processor, [one], 1, 6)[0] for one in asked]
 
 
 def test_a_score_is_plain_json(tokenizer, model):

@@ -8,8 +8,8 @@ import torch
 
 from varifocal.decode import generate
 from varifocal.drafters import load_drafter
+from varifocal.drafters._blocks import rotation_at
 from varifocal.drafters._fovea_loss import _Chain, _collate
-from varifocal.drafters._visual import Memory
 from varifocal.drafters.fovea import FoveaDrafter
 from varifocal.errors import BadOption
 from varifocal.plan import Budget
@@ -90,7 +90,7 @@ def test_training_meets_the_states_of_decoding(target, recorded, prefix):
         for step in range(4):
             chain.advance(step)
             x = drafter.network.enter(h, target.embed(torch.tensor([answer[1 + step]])))
-            place = torch.tensor([len(prompt.tokens) + step])
+            place = rotation_at(len(prompt.tokens) + step, 16, x.dtype, x.device)
             sees = torch.ones(1, 1 + step, dtype=torch.bool)
             h = drafter._blocks(x, place, state.cache, sees)
             state.cache.advance(1)
@@ -141,7 +141,7 @@ def test_top_k_reads_the_best_entries_renormalised(target):
     with torch.no_grad():
         memory = visual.remember(x)
         query = visual.query(visual.state_norm(h) + visual.depth.weight[2])
-        scores = query @ memory.keys.T / 32**0.5
+        scores = query @ memory.keys.T
         best = scores.topk(5).indices
         law = scores.gather(1, best).softmax(-1)
         wanted = torch.stack([law[i] @ memory.values[best[i]] for i in range(3)])
@@ -169,7 +169,7 @@ def test_padding_of_the_memory_is_never_read(target, select):
     valid[1, 6:] = False
     with torch.no_grad():
         memory = visual.remember(x, valid)
-        spoilt = Memory(memory.keys, memory.values.masked_fill(~valid[..., None], 1e6), valid)
+        spoilt = replace(memory, values=memory.values.masked_fill(~valid[..., None], 1e6))
         read, _ = visual._read(h, 0, spoilt)
     assert float(read.abs().max()) < 1e4
 

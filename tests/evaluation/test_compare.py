@@ -73,7 +73,7 @@ def test_float32_excuses_nothing_and_bfloat16_only_near_ties():
             mismatch = judge(target, request, plain, replace(plain, token_ids=ids))
             assert mismatch is not None
             assert (mismatch.position, mismatch.drafted) == (2, order[rank])
-            gap = float(logits[order[0]] - logits[order[rank]])
+            gap = float(logits[order[0]].double() - logits[order[rank]].double())
             assert mismatch.margin == pytest.approx(gap)
             assert mismatch.near_tie == (dtype == BF16 and gap <= mismatch.tolerance)
 

@@ -53,9 +53,8 @@ def generate(
     generation = engine.stream(request)
     is_cancelled = _decode(generation, out, streams=output.stream)
     result = finished(generation)
-    if not output.stream:
-        out.piece(result.text)
-    out.line()
+    shown = sum(len(decided.text) for decided in generation.rounds) if output.stream else 0
+    out.line(result.text[shown:])  # of a cancelled text, what could have become a stop text
     out.note(summary(result))
     out.write(result.to_dict())
     if is_cancelled:

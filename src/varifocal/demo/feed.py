@@ -2,7 +2,6 @@
 
 import logging
 import multiprocessing
-import os
 import queue as queues
 import signal
 from collections.abc import Callable, Iterator
@@ -37,7 +36,8 @@ def _give_up(*_: object) -> None:
 
 
 def _draw_forever(make: Callable[[int], tuple[T, int]], index: int, queue: "Queue[object]") -> None:
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
     while True:
         item: object
         try:
@@ -50,7 +50,7 @@ def _draw_forever(make: Callable[[int], tuple[T, int]], index: int, queue: "Queu
                 queue.put(item, timeout=5)
                 break
             except queues.Full:
-                if os.getppid() != parent:  # training was killed, nobody will ever take it
+                if not parent.is_alive():  # training was killed, nobody will ever take it
                     queue.cancel_join_thread()
                     return
         if isinstance(item, Exception):

@@ -169,9 +169,8 @@ def export(
     )
     half.save_pretrained(fresh)
     new_processor(tokenizer).save_pretrained(fresh)
-    keep = out / "RECIPE.json"
-    if keep.exists():
-        shutil.copy(keep, fresh / "RECIPE.json")
+    for file in fresh.iterdir():
+        file.chmod(0o644)  # safetensors makes its file private, which a package must not be
     stale = out.with_name(out.name + ".old")
     shutil.rmtree(stale, ignore_errors=True)
     if out.exists():

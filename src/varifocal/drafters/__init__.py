@@ -36,10 +36,13 @@ def load_drafter(name_or_path: str, target: Target, **options: Any) -> Drafter[A
     if Path(name_or_path).is_dir():
         from varifocal.drafters._weights import load_trained
 
-        return load_trained(Path(name_or_path), target, options)
-    cls = drafter_class(name_or_path)
-    check_options(name_or_path, cls, options)
-    return cls.load(target, cls.Config(**options))
+        drafter = load_trained(Path(name_or_path), target, options)
+    else:
+        cls = drafter_class(name_or_path)
+        check_options(name_or_path, cls, options)
+        drafter = cls.load(target, options)
+    drafter.prepare()
+    return drafter
 
 
 def check_options(name: str, cls: type[Drafter[Any]], options: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 _ROOM = 256  # entries that a buffer grows by at least
+Rotation = tuple[Tensor, Tensor]  # cosine and signed sine, broadcast over heads
 
 
 class Block(nn.Module):
@@ -28,7 +29,7 @@ class Block(nn.Module):
         self.down = nn.Linear(inner, hidden, bias=False)
 
     def project(
-        self, x: Float[Tensor, "*b n D"], rotation: tuple[Tensor, Tensor]
+        self, x: Float[Tensor, "*b n D"], rotation: Rotation
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each [*b, H, n, D / H]; positions are already in q and k."""
         *batch, n, _hidden = x.shape
@@ -49,35 +50,25 @@ class Block(nn.Module):
         return grown
 
 
-def norm(hidden: int) -> nn.LayerNorm:
-    """The norm inside the drafter. LayerNorm is one kernel in torch, RMSNorm is eight on a CPU."""
-    return nn.LayerNorm(hidden, eps=1e-6, bias=False)
+def norm(hidden: int, *, bias: bool = False) -> nn.LayerNorm:
+    """The drafter's norm. LayerNorm is one kernel in torch, RMSNorm is eight on a CPU."""
+    return nn.LayerNorm(hidden, eps=1e-6, bias=bias)
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x), scaled: the norm before the target's head, which expects such states."""
-
-    def __init__(self, hidden: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden))
-        self.eps = eps
-
-    def forward(self, x: Float[Tensor, "*b D"]) -> Float[Tensor, "*b D"]:
-        """In the precision of `x`; torch sums in float32."""
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
-
-
-def rotation(
-    positions: Int64[Tensor, "*b n"], width: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine [*b, 1, n, width] of rotary positions, shared by all heads."""
-    cos, sin = _table(_TABLE, width, dtype, positions.device)
-    if positions.device.type == "cpu" and positions.numel() and int(positions.max()) >= _TABLE:
-        cos, sin = _table(1 << int(positions.max()).bit_length(), width, dtype, positions.device)
+def rotation(positions: Int64[Tensor, "*b n"], width: int, dtype: torch.dtype) -> Rotation:
+    """Of rows at different positions: [*b, 1, n, width] each."""
+    size = 1 << (int(positions.max()) if positions.numel() else 0).bit_length()
+    cos, sin = _table(max(size, _TABLE), width, dtype, positions.device)
     return cos[positions][..., None, :, :], sin[positions][..., None, :, :]
 
 
-_TABLE = 1 << 16  # positions that a table holds; longer contexts get a larger one on the CPU
+def rotation_at(place: int, width: int, dtype: torch.dtype, device: torch.device) -> Rotation:
+    """Of rows that all stand at one position: [width] each, and nothing to look up."""
+    cos, sin = _table(max(1 << place.bit_length(), _TABLE), width, dtype, device)
+    return cos[place], sin[place]
+
+
+_TABLE = 1 << 13  # positions that the first table holds; longer contexts get a larger one
 
 
 @lru_cache(maxsize=8)
@@ -91,7 +82,7 @@ def _table(
     return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
 
 
-def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
     cos, sin = rotation
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
@@ -142,8 +133,9 @@ def attend(
     allowed: Bool[Tensor, "n m"] | None,
 ) -> Float[Tensor, "H n dh"]:
     """Attention of n new rows: all older entries, and of the last m those that are allowed."""
-    scores = q @ keys.transpose(-1, -2) * q.shape[-1] ** -0.5
+    mask = None
     if allowed is not None:
-        scores[..., -allowed.shape[1] :].masked_fill_(~allowed, float("-inf"))
-    weights: Tensor = scores.float().softmax(-1).to(values.dtype)
-    return weights @ values
+        mask = allowed.new_ones(q.shape[-2], keys.shape[-2])
+        mask[:, -allowed.shape[1] :] = allowed
+    # In four dimensions, the only ones for which torch has a fused kernel.
+    return F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask)[0]

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
+from numpy.typing import NDArray
 from torch import Tensor
 
 from varifocal.plan import Budget, CostModel
@@ -65,14 +67,20 @@ def _enough(pool: "_Pool", frontier: Tensor, budget: Budget, depth: int) -> bool
     cost = budget.cost
     if cost is None or frontier.device.type != "cpu":
         return False
-    scores = pool.scores().exp().sort(descending=True).values[: budget.nodes]
+    scores = -np.sort(-np.exp(_numbers(pool.scores())))[: budget.nodes]
     spent = _spent(cost, depth)
-    size = cost.best_size(scores, spent)
-    tokens = 1 + float(scores[:size].sum())
-    seconds = spent + cost.other + cost.verify[size]
-    gain = _SURVIVAL * float(frontier.exp().sum())
+    rates = cost.rates(scores, spent)
+    size = int(rates.argmax())
+    gain = _SURVIVAL * float(np.exp(_numbers(frontier)).sum())
     more = cost.step + cost.verify[min(size + 1, len(cost.verify) - 1)] - cost.verify[size]
-    return (tokens + gain) / (seconds + more) <= tokens / seconds
+    # One more level helps if its tokens come faster than the round's do.
+    return bool(gain <= rates[size] * more)
+
+
+def _numbers(x: Tensor) -> NDArray[np.float64]:
+    """For arithmetic on a few dozen numbers, which torch's calls would dominate."""
+    array: NDArray[np.float64] = x.double().cpu().numpy()
+    return array
 
 
 def _spent(cost: CostModel, levels: int) -> float:
@@ -110,7 +118,7 @@ class _Pool:
         size = min(budget.nodes, len(order))
         if budget.cost:
             spent = _spent(budget.cost, len(self.tokens))
-            size = budget.cost.best_size(ordered[:size].exp(), spent)
+            size = budget.cost.best_size(np.exp(_numbers(ordered[:size])), spent)
         kept = order[:size].sort().values
         place = torch.zeros(len(scores) + 1, dtype=torch.int64, device=scores.device)
         place[kept] = torch.arange(1, size + 1, device=scores.device)

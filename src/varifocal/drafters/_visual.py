@@ -16,10 +16,11 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class Memory:
-    """k_i = W_K x_i and u_i = W_U x_i of all visual tokens x_i; pictures follow one another."""
+    """k_i = W_K x_i / sqrt(d_k) and u_i = W_U x_i of all visual tokens x_i, picture by picture."""
 
-    keys: Float[Tensor, "*b M K"]
+    keys: Float[Tensor, "*b M K"]  # the query's scale is already in them
     values: Float[Tensor, "*b M U"]
+    depths: Float[Tensor, "E K"]  # W_Q E_dep[l]: what a depth adds to a query
     valid: Bool[Tensor, "*b M"] | None = None  # m_i: False for padding
 
     @property
@@ -59,10 +60,11 @@ class VisualCorrection(nn.Module):
     ) -> Memory:
         """Build the memory, once per request. [FOVEA, Eq. 4]"""
         x = self.memory_norm(visual)
-        return Memory(self.memory_keys(x), self.memory_values(x), valid)
+        keys = self.memory_keys(x) * self.settings.memory_width**-0.5
+        return Memory(keys, self.memory_values(x), self.query(self.depth.weight), valid)
 
     def forward(
-        self, h: Float[Tensor, "*b n D"], depth: Tensor | int, memory: Memory
+        self, h: Float[Tensor, "*b n D"], depth: int, memory: Memory
     ) -> tuple[Float[Tensor, "*b n D"], Evidence | None]:
         """The corrected scoring state; `h` itself is left as it is."""
         read, evidence = self._read(h, depth, memory)
@@ -73,38 +75,33 @@ class VisualCorrection(nn.Module):
             change = gate.sigmoid() * change
         return h + change, evidence
 
-    def _read(
-        self, h: Tensor, depth: Tensor | int, memory: Memory
-    ) -> tuple[Tensor, Evidence | None]:
+    def _read(self, h: Tensor, depth: int, memory: Memory) -> tuple[Tensor, Evidence | None]:
         """r_n, the renormalised mixture of the selected values. [FOVEA, Eq. 6-8]"""
         blind = self.settings.correction == "blind"
         if blind or memory.size == 0:
             return h.new_zeros(*h.shape[:-1], self.settings.memory_width), None
         scores = self._scores(h, depth, memory)
         chosen, entries = self._select(scores, memory)
-        weights = chosen.float().softmax(-1).to(h.dtype)
+        weights = chosen.softmax(-1)
         if entries is None:
             return weights @ memory.values, None
         if h.dim() == 2:
-            read = torch.einsum("nk,nku->nu", weights, memory.values[entries])
-            return read, Evidence(entries, weights.float())
+            read = torch.bmm(weights[:, None], memory.values[entries])[:, 0]
+            return read, Evidence(entries, weights)
         # In training a sparse row of weights over all entries is faster than a gather.
         full = torch.zeros_like(scores).scatter(-1, entries, weights.to(scores.dtype))
         return full.to(memory.values.dtype) @ memory.values, None
 
-    def _scores(self, h: Tensor, depth: Tensor | int, memory: Memory) -> Float[Tensor, "*b n M"]:
+    def _scores(self, h: Tensor, depth: int, memory: Memory) -> Float[Tensor, "*b n M"]:
         """s_{n,i} = q_n . k_i / sqrt(d_k); -inf where there is no entry. [FOVEA, Eq. 5]"""
         settings = self.settings
         if settings.select == "query_agnostic":
             query = self.fixed_query.to(h.dtype).expand(*h.shape[:-1], -1)
         else:
-            state = self.state_norm(h)
+            query = self.query(self.state_norm(h))
             if settings.depth_embedding:
-                limit = self.depth.num_embeddings - 1
-                index = torch.as_tensor(depth, device=h.device).clamp(max=limit)
-                state = state + self.depth(index).to(h.dtype)
-            query = self.query(state)
-        scores: Tensor = query @ memory.keys.transpose(-1, -2) * memory.keys.shape[-1] ** -0.5
+                query = query + memory.depths[min(depth, len(memory.depths) - 1)]
+        scores: Tensor = query @ memory.keys.transpose(-1, -2)
         if memory.valid is not None:
             scores = scores.masked_fill(~memory.valid[..., None, :], NEVER)
         return scores

@@ -6,19 +6,29 @@ frozen LM head sees. Recurrence and cache get h_n, so no entry ever changes. PAP
 the paper leaves a choice open and what was chosen.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from varifocal.drafter import Drafter
-from varifocal.drafters._blocks import Block, DraftCache, RMSNorm, attend, norm, rotation
+from varifocal.drafters._blocks import (
+    Block,
+    DraftCache,
+    Rotation,
+    attend,
+    norm,
+    rotation,
+    rotation_at,
+)
 from varifocal.drafters._fovea_loss import Objective, fovea_loss
 from varifocal.drafters._growth import Frontier, Scored, grow
 from varifocal.drafters._visual import Memory, VisualCorrection
 from varifocal.errors import BadArtifact, BadOption
+from varifocal.fast import prepack
 from varifocal.plan import Budget
 from varifocal.target import Forward, Prompt, Target, Want
 from varifocal.training.artifacts import Artifact
@@ -39,7 +49,7 @@ class FoveaNetwork(nn.Module):
         self.blocks = nn.ModuleList(
             Block(hidden, settings.heads, settings.inner) for _ in range(settings.blocks)
         )
-        self.norm = RMSNorm(hidden)
+        self.norm = norm(hidden, bias=True)
         self.visual = VisualCorrection(hidden, settings)
 
     def enter(self, feature: Float[Tensor, "*b D"], token: Float[Tensor, "*b D"]) -> Tensor:
@@ -120,9 +130,10 @@ class FoveaDrafter(Drafter[FoveaState]):
         banned = torch.zeros(target.vocab_size, device=target.device)
         banned[sorted(target.banned_ids)] = float("-inf")
         self._banned = banned
+        self._readout: nn.Module = target.readout
 
     @classmethod
-    def load(cls, target: Target, config: Config) -> Self:  # type: ignore[override]
+    def load(cls, target: Target, options: Mapping[str, Any]) -> Self:
         """With the weights shipped for this target."""
         from varifocal.drafters._weights import load_trained, shipped_weights
 
@@ -133,8 +144,16 @@ class FoveaDrafter(Drafter[FoveaState]):
                 f"`varifocal record` and `varifocal train --drafter {cls.name}`, then give the "
                 "folder as --drafter"
             )
-        loaded: Any = load_trained(folder, target, {})
-        return cls(target, config, loaded.network)
+        loaded: Any = load_trained(folder, target, dict(options))
+        return cast(Self, loaded)
+
+    def prepare(self) -> None:
+        """The target's precision; on a CPU the layout in which oneDNN multiplies."""
+        self.network.to(self.target.dtype).eval()
+        if self.target.device.type == "cpu":
+            prepack(self.network)
+            self._readout = nn.Sequential(self.target.readout)
+            prepack(self._readout)  # a packed copy of the head, for this drafter alone
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -170,9 +189,10 @@ class FoveaDrafter(Drafter[FoveaState]):
             if frontier.depth > 1:
                 parents = above[0][frontier.row]
             x = self.network.enter(parents, self.target.embed(frontier.tokens).to(self._dtype))
-            place = state.next_position - 1 + frontier.depth
-            positions = torch.full_like(frontier.tokens, place)
-            above[0] = self._blocks(x, positions, state.cache, frontier.sees)
+            turn = rotation_at(
+                state.next_position - 1 + frontier.depth, self._head_width, x.dtype, x.device
+            )
+            above[0] = self._blocks(x, turn, state.cache, frontier.sees)
             state.cache.advance(len(x))
             return self._score(above[0], frontier.depth, state.memory)
 
@@ -199,16 +219,16 @@ class FoveaDrafter(Drafter[FoveaState]):
         x = self.network.enter(state.features.to(self._dtype), state.tokens.to(self._dtype))
         n = len(x)
         sees = torch.ones(n, n, dtype=torch.bool, device=x.device).tril() if n > 1 else None
-        state.top = self._blocks(x, state.positions, state.cache, sees)[-1:]
+        turn = rotation(state.positions, self._head_width, x.dtype)
+        state.top = self._blocks(x, turn, state.cache, sees)[-1:]
         state.cache.advance(n, stable=True)
         state.features, state.tokens = state.features[:0], state.tokens[:0]
         state.positions = state.positions[:0]
 
     def _blocks(
-        self, x: Tensor, positions: Tensor, cache: DraftCache, sees: Tensor | None
+        self, x: Tensor, turn: Rotation, cache: DraftCache, sees: Tensor | None
     ) -> Float[Tensor, "n D"]:
         """New rows through all blocks; `sees` says which of the newest entries each may read."""
-        turn = rotation(positions, self.network.hidden // self.network.heads, x.dtype)
         for number, block in enumerate(self.network.blocks):
             q, k, v = block.project(x, turn)  # type: ignore[operator]
             keys, values = cache.append(number, k, v)
@@ -220,11 +240,15 @@ class FoveaDrafter(Drafter[FoveaState]):
         evidence: Evidence | None = None
         if self.config.correction != "none" and depth <= self.config.max_correction_depth:
             h, evidence = self.network.visual(h, depth, memory)
-        logits = self.target.head(h.to(self.target.dtype)).float() + self._banned
+        logits = self._readout(h.to(self.target.dtype)).float() + self._banned
         return logits.log_softmax(-1), evidence
 
     def _embed(self, tokens: list[int]) -> Float[Tensor, "n D"]:
         return self.target.embed(torch.tensor(tokens, device=self.target.device))
+
+    @property
+    def _head_width(self) -> int:
+        return self.network.hidden // self.network.heads
 
     @property
     def _dtype(self) -> torch.dtype:

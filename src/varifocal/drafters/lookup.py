@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
+import numpy as np
 
 from varifocal.drafter import Drafter
 from varifocal.errors import BadOption
@@ -77,7 +77,7 @@ class LookupDrafter(Drafter[_Text]):
         """A chain, as long as the running acceptance makes it worth its cost."""
         guess = state.continuation(min(budget.depth, budget.nodes))
         if guess and budget.cost:
-            scores = torch.tensor([budget.confidence ** (k + 1) for k in range(len(guess))])
+            scores = budget.confidence ** np.arange(1.0, len(guess) + 1)
             guess = guess[: budget.cost.best_size(scores, spent=0.0)]
         return DraftTree.chain([root, *guess], self.target.device)
 

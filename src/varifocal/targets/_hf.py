@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from varifocal.cache import KVCache, check_cacheable
 from varifocal.errors import BadRequest, UnsupportedTarget
@@ -164,6 +164,11 @@ class HFTarget(Target):
     def embed(self, tokens: Int64[Tensor, "*n"]) -> Float[Tensor, "*n D"]:
         """The target's own input embeddings."""
         return self._text_model.embed_tokens(tokens)  # type: ignore[no-any-return]
+
+    @property
+    def readout(self) -> nn.Module:
+        """The target's own LM head."""
+        return self._lm_head  # type: ignore[no-any-return]
 
     def head(self, states: Float[Tensor, "*n D"]) -> Float[Tensor, "*n V"]:
         """The target's own LM head."""
