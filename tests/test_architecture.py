@@ -26,7 +26,7 @@ LAYERS = [
     {"demo", "evaluation"},
     {"cli"},
 ]
-PICTURES = {"sample", "canvas", "words", "asking", "families", "world"}
+PICTURES = {"feed", "sample", "canvas", "words", "asking", "families", "world"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 

@@ -124,6 +124,19 @@ def test_another_picture_changes_what_is_drafted(target, recorded):
     assert not torch.equal(a.tokens, b.tokens)
 
 
+def test_the_control_reads_the_named_picture_instead(target, tmp_path):
+    asked = ask("what is it?", [tiny.picture(1)], max_new_tokens=12)
+    tiny.picture(2).save(tmp_path / "other.png")
+    drafter = fovea(target, memory_from=str(tmp_path / "other.png"))
+    wrong = ask("what is it?", [tiny.picture(2)], max_new_tokens=12)
+    memories = []
+    for one, made in ((drafter, asked), (fovea(target), wrong)):
+        prompt = target.encode(made)
+        with torch.no_grad():
+            memories.append(one.start(prompt, target.prefill(prompt, one.want)[1], 20).memory)
+    torch.testing.assert_close(memories[0].values, memories[1].values)
+
+
 def test_depths_beyond_the_limit_are_not_corrected(target, recorded):
     drafter = fovea(target, max_correction_depth=0)
     state = started(drafter, recorded)

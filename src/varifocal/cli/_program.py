@@ -258,7 +258,8 @@ class DefaultGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the first command's name where it is left out."""
-        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
+        is_named = args and (args[0] in self.commands or args[0] in ("--help", "-h"))
+        if not is_named and not ctx.resilient_parsing:
             args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
 

@@ -139,6 +139,8 @@ class _Stage:
 
     def _view(self) -> Table:
         grid = Table.grid(padding=(0, 1))
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
         for name, text in zip(self._names, self._texts, strict=True):
             grid.add_row(f"  {name:<9}", text)
         return grid

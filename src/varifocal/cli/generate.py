@@ -92,9 +92,10 @@ class Interrupt:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Take over Ctrl-C for a while. Only the main thread can."""
+    """Take over Ctrl-C for a while. Only the main thread can, and not where it is ignored."""
     interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
         yield interrupt
         return
     before = signal.signal(signal.SIGINT, interrupt)

@@ -8,6 +8,7 @@ the paper leaves a choice open and what was chosen.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
@@ -29,7 +30,9 @@ from varifocal.drafters._growth import Frontier, Scored, grow
 from varifocal.drafters._visual import Memory, VisualCorrection
 from varifocal.errors import BadArtifact, BadOption
 from varifocal.fast import prepack
+from varifocal.images import load_image
 from varifocal.plan import Budget
+from varifocal.request import ask
 from varifocal.target import Forward, Prompt, Target, Want
 from varifocal.training.artifacts import Artifact
 from varifocal.training.losses import Losses
@@ -103,6 +106,7 @@ class FoveaDrafter(Drafter[FoveaState]):
         max_correction_depth: int = 5  # deepest corrected state; 1 is the paper's preset
         depth_embedding: bool = True
         gate: bool = True
+        memory_from: str = ""  # a picture file to read instead of the request's own: a control
         unroll: int = 6  # draft steps seen in training
         objective: Objective = field(default_factory=Objective)
 
@@ -161,6 +165,8 @@ class FoveaDrafter(Drafter[FoveaState]):
         """Build the memory and read the prompt."""
         assert prefill.final is not None and prefill.embeddings is not None
         visual = prefill.embeddings[prompt.is_image]
+        if self.config.memory_from:
+            visual = self._foreign_picture
         following = torch.cat([prefill.embeddings[1:], self._embed([root])])
         positions = torch.arange(len(following), device=following.device)
         features = prefill.final
@@ -242,6 +248,14 @@ class FoveaDrafter(Drafter[FoveaState]):
             h, evidence = self.network.visual(h, depth, memory)
         logits = self._readout(h.to(self.target.dtype)).float() + self._banned
         return logits.log_softmax(-1), evidence
+
+    @cached_property
+    def _foreign_picture(self) -> Float[Tensor, "M D"]:
+        """Visual tokens of the control's picture: a constant of the drafter, not of a request."""
+        prompt = self.target.encode(ask("?", [load_image(self.config.memory_from)]))
+        _, seen = self.target.prefill(prompt, Want(embeddings=True))
+        assert seen.embeddings is not None
+        return seen.embeddings[prompt.is_image]
 
     def _embed(self, tokens: list[int]) -> Float[Tensor, "n D"]:
         return self.target.embed(torch.tensor(tokens, device=self.target.device))

@@ -80,7 +80,8 @@ class Peer:
         prompt = self.target.encode(request)
         begin = clock()
         arrivals = _Arrivals(clock, len(prompt.tokens))
-        with torch.inference_mode(), _seeded(request.sampling, self.target.device):
+        seeded = _seeded(request.sampling, self.target.device)
+        with torch.inference_mode(), seeded, _stock_attention(self.target):
             made = self.target.model.generate(
                 **_inputs(prompt),
                 **self._settings,
@@ -166,6 +167,18 @@ class _Arrivals(StoppingCriteria):
         self.times.append(self._clock())
         self.lengths.append(input_ids.shape[1] - self._prompt_length)
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+@contextmanager
+def _stock_attention(target: HFTarget) -> Iterator[None]:
+    """The checkpoint's own attention: exact rows are varifocal's, a peer does not pay for them."""
+    config = target.model.config.get_text_config()
+    used = config._attn_implementation
+    config._attn_implementation = target.stock_attention
+    try:
+        yield
+    finally:
+        config._attn_implementation = used
 
 
 def _inputs(prompt: Prompt) -> dict[str, Any]:

@@ -37,6 +37,9 @@ class HFTarget(Target):
         self._text_model, self._lm_head = self.text_parts()
         self._check_attention(text_config)
         self.exact_rows = exact_rows
+        used = text_config._attn_implementation
+        # What outside baselines run with.
+        self.stock_attention = "sdpa" if used == exact_attention_name() else used
         if exact_rows:
             text_config._attn_implementation = exact_attention_name()
         self.vocab_size = int(self._lm_head.weight.shape[0])
