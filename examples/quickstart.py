@@ -40,7 +40,9 @@ def main() -> None:
     print("identical to plain decoding:", plain.token_ids == result.token_ids)
 
     # The same seed gives the same text here, too, whatever the drafter.
-    sampled = ask(question, [picture], max_new_tokens=40, sampling=Sampling(temperature=1, seed=7))
+    sampled = ask(
+        question, [picture], max_new_tokens=40, sampling=Sampling(temperature=1.0, seed=7)
+    )
     print("sampled:", engine.generate(sampled).text)
 
 

@@ -44,7 +44,8 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names = node.module.split(".")
             if names[0] == "varifocal" and len(names) > 1:
-                is_drawing = names[1] == "demo" and names[2:] and names[2] in PICTURES
+                below = names[2:3] or [alias.name for alias in node.names]
+                is_drawing = names[1] == "demo" and PICTURES.issuperset(below)
                 found.add("pictures" if is_drawing else names[1])
     return found
 

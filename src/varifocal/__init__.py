@@ -1,13 +1,20 @@
 """Faster multimodal generation with the same text: public names, nothing else."""
 
-from varifocal.decode import Generation, generate
-from varifocal.drafters import load_drafter
-from varifocal.request import Message, Request, ask
-from varifocal.result import GenerationResult, Round
-from varifocal.sampling import Sampling
-from varifocal.targets import load_target
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from varifocal.decode import Generation, generate
+    from varifocal.drafters import load_drafter
+    from varifocal.engine import Engine, load
+    from varifocal.images import load_image
+    from varifocal.request import Message, Request, ask
+    from varifocal.result import GenerationResult, Round
+    from varifocal.sampling import Sampling
+    from varifocal.targets import load_target
 
 __all__ = [
+    "Engine",
     "Generation",
     "GenerationResult",
     "Message",
@@ -16,6 +23,31 @@ __all__ = [
     "Sampling",
     "ask",
     "generate",
+    "load",
     "load_drafter",
+    "load_image",
     "load_target",
 ]
+
+# torch and transformers take seconds to import; a name brings them in when it is first used.
+_HOME = {
+    "Engine": "engine",
+    "Generation": "decode",
+    "GenerationResult": "result",
+    "Message": "request",
+    "Request": "request",
+    "Round": "result",
+    "Sampling": "sampling",
+    "ask": "request",
+    "generate": "decode",
+    "load": "engine",
+    "load_drafter": "drafters",
+    "load_image": "images",
+    "load_target": "targets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from varifocal.result import FinishReason
 
 _UNFINISHED = "\ufffd"  # what a tokenizer shows for the first bytes of a character
+_PATIENCE = 16  # tokens after which bytes that make no character are taken as they are
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Commit:
         self.text = ""  # whole characters so far; cut before a stop text
         self.finish_reason: FinishReason | None = None
         self._shown = 0  # characters of `text` already delivered
-        self._known = 0  # tokens whose text is in `text`
-        self._context = 0  # tokens re-decoded with the next ones, for spaces at joints
+        self._known = 0  # tokens up to the last whole character
+        self._context = 0  # decoded again with the next tokens, for spaces at joints
+        self._read_to = 0  # characters of that window which are in `text`
 
     @property
     def room(self) -> int:
@@ -76,13 +78,16 @@ class Commit:
             self.finish_reason = "length"
 
     def _read(self, *, final: bool) -> None:
-        """Add the text of tokens not read yet, once it consists of whole characters."""
+        """Add the text of the tokens not read yet, but for a character that is still unfinished."""
         window = self._decode(self.tokens[self._context :])
-        if window.endswith(_UNFINISHED) and not final:
-            return
-        known = self._decode(self.tokens[self._context : self._known])
-        self.text += window[len(known) :]
-        self._context, self._known = self._known, len(self.tokens)
+        pending = len(self.tokens) - self._known
+        is_whole = final or not window.endswith(_UNFINISHED) or pending > _PATIENCE
+        end = len(window) if is_whole else len(window) - 1
+        self.text += window[self._read_to : end]
+        self._read_to = max(self._read_to, end)
+        if is_whole:
+            self._context, self._known = self._known, len(self.tokens)
+            self._read_to = len(self._decode(self.tokens[self._context :]))
 
     def _stop_at(self, grown_from: int) -> int | None:
         """Where to cut: the start of the stop text that is completed first."""

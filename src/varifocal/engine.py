@@ -60,7 +60,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     device: str | torch.device = "auto",
     threads: int | None = None,
-    exact_rows: bool = False,
+    exact_rows: bool | None = None,
     drafter_options: Mapping[str, Any] | None = None,
     calibrate: bool = True,
 ) -> Engine:
@@ -90,7 +90,7 @@ def open_target(
     *,
     dtype: torch.dtype | str | None = None,
     device: str | torch.device = "auto",
-    exact_rows: bool = False,
+    exact_rows: bool | None = None,
 ) -> HFTarget:
     """The target alone, with dtype and device as in `load`."""
     place = find_device(device)

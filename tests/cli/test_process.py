@@ -55,7 +55,7 @@ def test_reader_that_goes_away_is_no_error(long_answer):
 
 
 def test_two_runs_at_once_do_not_disturb_each_other(tiny_folder, tmp_path):
-    common = ["generate", "--target", tiny_folder, "--prompt", "x", "--drafter", "lookup",
+    common = ["generate", "--target", tiny_folder, "--prompt", "x", "--drafter", "plain",
               "--max-new-tokens", 50, "--json", tmp_path / "out.json"]  # fmt: skip
     with start(*common) as one, start(*common) as other:
         outputs = [process.communicate(timeout=300) for process in (one, other)]

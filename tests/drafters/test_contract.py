@@ -121,3 +121,20 @@ def test_lookup_copies_what_followed_and_never_special_tokens(target):
     drafted = one.propose(state, state.tokens[-1], Budget(depth=10, nodes=10)).tokens[1:].tolist()
     assert target.tokenizer.decode(drafted).startswith("defg")
     assert not set(drafted) & (target.banned_ids | target.eos_ids)
+
+
+def test_lookup_reads_on_into_its_own_copy_of_a_loop(target):
+    one = drafter("lookup", target)
+    prompt = target.encode(ask("x", [tiny.picture()]))
+    _, seen = target.prefill(prompt, one.want)
+    state = one.start(prompt, seen, 70)
+    for token in (71, 70, 71):
+        state.append(token)
+    assert one.propose(state, 71, Budget(depth=5, nodes=5)).tokens.tolist() == [
+        71,
+        70,
+        71,
+        70,
+        71,
+        70,
+    ]

@@ -96,9 +96,7 @@ def _from_file(path: Path) -> tuple[Message, ...]:
     return read_messages(raw, path.parent, where=f"{path}: messages")
 
 
-def engine_from(
-    target: TargetOptions, drafting: DraftingOptions, out: Output, *, exact_rows: bool = False
-) -> Engine:
+def engine_from(target: TargetOptions, drafting: DraftingOptions, out: Output) -> Engine:
     """Load what was named; loading may take a while, so it is announced."""
     quiet_transformers()
     drafter = None if drafting.drafter == "auto" else drafting.drafter
@@ -109,7 +107,7 @@ def engine_from(
             dtype=str(target.dtype),
             device=target.device,
             threads=target.threads,
-            exact_rows=exact_rows,
+            exact_rows=target.exact_rows,
             drafter_options=parse_options(drafter, pairs(drafting.set)),
         )
     if drafter is None and engine.drafter.name == "lookup":
@@ -129,7 +127,10 @@ def load_target_from(
         set_threads(model.threads)
     with out.busy(f"loading {model.target}"):
         return open_target(
-            model.target, dtype=find_dtype(str(model.dtype)) or dtype, device=model.device
+            model.target,
+            dtype=find_dtype(str(model.dtype)) or dtype,
+            device=model.device,
+            exact_rows=model.exact_rows,
         )
 
 

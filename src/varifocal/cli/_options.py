@@ -95,6 +95,14 @@ class TargetOptions:
     threads: Annotated[
         int | None, typer.Option("--threads", help="CPU threads; torch's choice if left out.")
     ] = None
+    exact_rows: Annotated[
+        bool | None,
+        typer.Option(
+            "--exact-rows/--no-exact-rows",
+            help="Logits that are bit-equal for plain and drafted forwards. If left out: on a "
+            "CPU below float32, where it costs a sixth.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,13 +31,6 @@ class CompareOptions(SuiteOptions):
         SamplingName,
         typer.Option("--sampling", help="sampled draws at temperature 1 unless told otherwise."),
     ] = SamplingName.BOTH
-    exact_rows: Annotated[
-        bool,
-        typer.Option(
-            "--exact-rows/--no-exact-rows",
-            help="Compute logits that are bit-equal for plain and drafted forwards; slower.",
-        ),
-    ] = False
 
 
 def verify(
@@ -56,7 +49,7 @@ def verify(
     """
     out = Output(output)
     requests = _requests(suite, ask, limits, sampling)
-    engine = engine_from(model, drafting, out, exact_rows=suite.exact_rows)
+    engine = engine_from(model, drafting, out)
     with out.progress("comparing", len(requests)) as bar:
 
         def done(request: Request, mismatch: Mismatch | None) -> None:

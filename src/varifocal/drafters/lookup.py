@@ -42,9 +42,19 @@ class _Text:
         for n in range(self.longest, 0, -1):
             end = self.ends.get(self.tail(n))
             if end is not None:
-                guess = self.tokens[end : end + width]
-                return guess[: guess.index(_GAP)] if _GAP in guess else guess
+                return self._copy(end, width)
         return []
+
+    def _copy(self, start: int, width: int) -> list[int]:
+        """Tokens from `start` up to a gap; past the end it goes on with what it copied itself."""
+        guess: list[int] = []
+        for place in range(start, start + width):
+            behind = place - len(self.tokens)
+            token = self.tokens[place] if behind < 0 else guess[behind]
+            if token == _GAP:
+                break
+            guess.append(token)
+        return guess
 
 
 class LookupDrafter(Drafter[_Text]):

@@ -4,9 +4,9 @@ import json
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -58,15 +58,23 @@ def load_target(
     loader = AutoModelForImageTextToText if has_pictures else AutoModelForCausalLM
     processor_loader = AutoProcessor if has_pictures else AutoTokenizer
     try:
-        model: Any = loader.from_pretrained(
-            path, dtype=dtype or native_dtype(device), attn_implementation=attention
+        model, info = loader.from_pretrained(
+            path,
+            dtype=dtype or native_dtype(device),
+            attn_implementation=attention,
+            output_loading_info=True,
         )
         processor = processor_loader.from_pretrained(path)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UnsupportedTarget(
             f"the checkpoint {name_or_path!r} cannot be read: {_first_line(error)}. Its files may "
             "be incomplete; fetch or copy them again."
         ) from error
+    if missing := sorted(info["missing_keys"]):
+        raise UnsupportedTarget(
+            f"the checkpoint {name_or_path!r} lacks {len(missing)} weights, {missing[0]} among "
+            "them; transformers would fill them with random numbers. Fetch or copy it again."
+        )
     if exact_rows is None:
         exact_rows = torch.device(device).type == "cpu" and model.dtype != torch.float32
     return family(model.to(device), processor, str(name_or_path), exact_rows=exact_rows)

@@ -218,6 +218,11 @@ class HFTarget(Target):
 
     def _template_ids(self, request: Request) -> list[int]:
         """Ids of the rendered chat, one placeholder per picture; typed placeholders stay text."""
+        if not getattr(self.processor, "chat_template", None):
+            raise UnsupportedTarget(
+                f"{self.name} has no chat template, so it is not known how to ask it; put the "
+                "template of its family into chat_template.jinja in the checkpoint's folder"
+            )
         typed = _Typed(self.tokenizer, request)
         text = self.processor.apply_chat_template(
             typed.messages, add_generation_prompt=True, tokenize=False

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers.image_processing_utils import select_best_resolution
 
 from varifocal.request import Request
 from varifocal.target import Prompt, Region
@@ -71,6 +70,9 @@ class LlavaNextTarget(HFTarget):
 
         A very elongated picture may have none: then only its base view is read.
         """
+        # Imported here: it takes longer than everything else in `import varifocal` together.
+        from transformers.image_processing_utils import select_best_resolution
+
         config = self.model.config
         best_h, best_w = select_best_resolution((height, width), config.image_grid_pinpoints)
         tile = config.vision_config.image_size
