@@ -60,7 +60,9 @@ def build(run: Path, target: Path, plan: BuildPlan, *, start: Path | None = None
         model, at = _from_nothing(run, tokenizer, plan, recipe)
     else:
         tokenizer, model, at = _from_export(run, start, recipe)
-    deep = LanguagePlan(cpu_seconds=plan.deep_seconds, hold=0.5, mix=_late_mix(), seed=plan.seed)
+    deep = LanguagePlan(
+        cpu_seconds=plan.deep_seconds, warm_up=20, hold=0.2, mix=_late_mix(), seed=plan.seed
+    )
     at = train_language(model, tokenizer, deep, run, "deep", start_index=at.index)
     recipe["stages"].append(_stage("deep", at, deep))
     export(model, tokenizer, target)

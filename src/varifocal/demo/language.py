@@ -38,7 +38,7 @@ class LanguagePlan:
 
     cpu_seconds: float  # budget of this process, spent before a resume included
     rate: float = 2e-3
-    warm_up: int = 50  # steps
+    warm_up: int = 50  # steps, counted anew after every resume
     hold: float = 0.75  # share of the budget before the rate falls
     floor: float = 0.05  # of the rate, at the end
     checkpoint_seconds: float = 240.0

@@ -27,22 +27,6 @@ if TYPE_CHECKING:
     from varifocal.target import Target
 
 
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """Coefficients of the objective. [FOVEA, Tab. 5]"""
-
-    gamma_w: float = 1.0  # decay of the weight over draft steps
-    lambda_hid: float = 1.0
-    lambda_kl: float = 0.2
-    lambda_tok: float = 1.0
-    beta_h: float = 1.0
-    beta_mid: float = 0.1
-    beta_ce: float = 1.5
-    beta_cmp: float = 0.5
-    margin: float = 0.5
-    max_bases: int = 64  # positions of a sample from which drafts are unrolled; 0 is all
-
-
 @dataclass(frozen=True)
 class _Slots:
     """A padded batch as the drafter reads it; B samples, S slots, A unrolled bases.
@@ -82,7 +66,7 @@ def fovea_loss(network: Any, target: Target, config: Any, batch: list[Artifact])
         alive = alive & _gather(slots.answer, slots.bases + 1 + step)
         if not bool(alive.any()):
             break
-        weight = depth_weight(step + 1, config.objective.gamma_w)
+        weight = depth_weight(step + 1, config.gamma_w)
         for name, value in _step_losses(
             network, target, config, slots, memory, states, step, alive
         ).items():
@@ -91,11 +75,10 @@ def fovea_loss(network: Any, target: Target, config: Any, batch: list[Artifact])
         if step + 1 < config.unroll:
             states.advance(step)
     parts = {name: value / weight_sum for name, value in parts.items()}
-    goal = config.objective
     total = (
-        goal.lambda_hid * (goal.beta_h * parts["hidden"] + goal.beta_mid * parts["mid"])
-        + goal.lambda_kl * parts["kl"]
-        + goal.lambda_tok * (goal.beta_ce * parts["ce"] + goal.beta_cmp * parts["margin"])
+        config.lambda_hid * (config.beta_h * parts["hidden"] + config.beta_mid * parts["mid"])
+        + config.lambda_kl * parts["kl"]
+        + config.lambda_tok * (config.beta_ce * parts["ce"] + config.beta_cmp * parts["margin"])
     )
     return Losses(total, {name: value.detach() for name, value in parts.items()})
 
@@ -130,7 +113,7 @@ def _step_losses(
         "mid": mid,
         "kl": kl_loss(teacher_logits, logits).sum(),
         "ce": cross_entropy(logits, labels).sum(),
-        "margin": boundary_margin(logits, labels, config.width, config.objective.margin).sum(),
+        "margin": boundary_margin(logits, labels, config.width, config.margin).sum(),
         "agree": (logits.argmax(-1) == labels).float().sum(),
     }
 
@@ -212,7 +195,7 @@ def _collate(batch: list[Artifact], target: Target, config: Any) -> _Slots:
         image = pad([item.image_of[1:][index] >= 0 for item, index in rows])
         embeddings[image] = torch.cat([item.visual for item in batch]).to(embeddings)
     has_mid = all(item.mid is not None for item in batch)
-    bases, bases_valid = _bases(answer, config.objective.max_bases)
+    bases, bases_valid = _bases(answer, config.max_bases)
     return _Slots(
         features=pad([item.final[:-1][index].float() for item, index in rows]),
         mid=pad([item.mid[:-1][index].float() for item, index in rows]) if has_mid else None,  # type: ignore[index]

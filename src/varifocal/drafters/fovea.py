@@ -25,7 +25,7 @@ from varifocal.drafters._blocks import (
     rotation,
     rotation_at,
 )
-from varifocal.drafters._fovea_loss import Objective, fovea_loss
+from varifocal.drafters._fovea_loss import fovea_loss
 from varifocal.drafters._growth import Frontier, Scored, grow
 from varifocal.drafters._visual import Memory, VisualCorrection
 from varifocal.errors import BadArtifact, BadOption
@@ -108,12 +108,20 @@ class FoveaDrafter(Drafter[FoveaState]):
         gate: bool = True
         memory_from: str = ""  # a picture file to read instead of the request's own: a control
         unroll: int = 6  # draft steps seen in training
-        objective: Objective = field(default_factory=Objective)
+        max_bases: int = 64  # positions of a sample from which drafts are unrolled; 0 is all
+        # The objective's coefficients. [FOVEA, Tab. 5]
+        gamma_w: float = 1.0  # decay of the weight over draft steps
+        lambda_hid: float = 1.0
+        lambda_kl: float = 0.2
+        lambda_tok: float = 1.0
+        beta_h: float = 1.0
+        beta_mid: float = 0.1
+        beta_ce: float = 1.5
+        beta_cmp: float = 0.5
+        margin: float = 0.5
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if isinstance(self.objective, dict):  # as read from a file or the command line
-                object.__setattr__(self, "objective", Objective(**self.objective))
             for name in ("width", "blocks", "inner", "heads", "top_k", "memory_width", "unroll"):
                 if getattr(self, name) < 1:
                     raise BadOption(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -7,13 +7,6 @@ from pkgutil import iter_modules
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
-)
 
 from varifocal.errors import UnsupportedTarget
 from varifocal.targets._hf import HFTarget
@@ -44,6 +37,15 @@ def load_target(
     `exact_rows=None` takes exact rows on a CPU below float32, where they make texts identical for
     a sixth more time; in float32 texts are identical without.
     """
+    # Imported here: these take two seconds, which `--help` should not.
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoProcessor,
+        AutoTokenizer,
+    )
+
     path = demo_folder() if name_or_path == "demo" else name_or_path
     _check_folder(path)
     try:

@@ -1,8 +1,8 @@
 """The state of a training run on disk: everything that the next step depends on, atomically."""
 
+import io
 import json
 import logging
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from varifocal.errors import BadArtifact
+from varifocal.training.artifacts import write_atomically
 
 logger = logging.getLogger(__name__)
 STATE, LOG = "trainer_state.pt", "log.jsonl"
@@ -17,19 +18,9 @@ STATE, LOG = "trainer_state.pt", "log.jsonl"
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint; a kill in between leaves the old one whole."""
-    fresh = path.with_name(path.name + ".new")
-    try:
-        with fresh.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise BadArtifact(
-            f"{path} could not be written ({error.strerror or error}); the checkpoint before is "
-            "whole. Make room and continue with --resume"
-        ) from error
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_atomically(path, buffer.getvalue())
 
 
 def load_state(path: Path) -> dict[str, Any]:
