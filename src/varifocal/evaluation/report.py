@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO, StringIO
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Literal, get_args
 
 import jinja2
@@ -178,7 +179,9 @@ def bar_chart(result: BenchResult, kind: Kind) -> BarChart:
         left=left,
         bottom=bottom,
         ticks=[(at(s), f"{s:.0%}" if is_share else f"{s:g}") for s in steps],
-        groups=[(round(left + group * (n + 0.5), 1), c) for n, c in enumerate(columns)],
+        groups=[
+            (round(left + group * (n + 0.5), 1), _short(c, group)) for n, c in enumerate(columns)
+        ],
         bars=bars,
         one=None if is_share else at(1.0),
     )
@@ -190,6 +193,11 @@ def _height(cell: Row | Mean, entry: str, kind: Kind) -> float:
     if kind == "prefill share" and isinstance(cell, Row):
         return cell.prefill_share
     return cell.decode_speedup
+
+
+def _short(text: str, width: float) -> str:
+    most = max(4, int(width / 8))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _steps(most: float) -> list[float]:
@@ -293,15 +301,18 @@ def _png(result: BenchResult) -> bytes:
     chart = bar_chart(result, SPEEDUP)
     width = max(1200, int(chart.width) + 40)
     pen = _Pen(Image.new("RGB", (width * SCALE, 1200 * SCALE), "white"))
-    pen.write(24, 18, "Decode speed-up over plain decoding, by family", size=22, is_bold=True)
-    pen.write(24, 50, heading(result), size=13, fill=SOFT)
-    x, y = 24.0, 80
+    pen.write(24.0, 18.0, "Decode speed-up over plain decoding, by family", size=22, is_bold=True)
+    x, y = 24.0, 50.0
+    for line in wrap(heading(result), (width - 48) // 8):
+        pen.write(x, y, line, size=13, fill=SOFT)
+        y += 20
+    y += 10
     for entry, colour in _colour_of(result).items():
         if x > 24 and x + 60 + 9 * len(entry) > width:
             x, y = 24.0, y + 24
         pen.box(x, y + 2, x + 14, y + 16, fill=COLOURS[colour])
         x += 48 + pen.write(x + 22, y, entry)
-    pen.left, pen.top = 20, y + 20
+    pen.left, pen.top = 20.0, y + 20
     for at, label in chart.ticks:
         pen.box(chart.left, at, chart.width, at + 0.5, fill="#d9d6cd")
         pen.write(chart.left - 8, at, label, size=13, anchor="rm", fill=SOFT)
@@ -311,8 +322,8 @@ def _png(result: BenchResult) -> bytes:
         pen.box(chart.left, chart.one - 0.75, chart.width, chart.one + 0.75, fill="#1d2329")
     for x, label in chart.groups:
         pen.write(x, chart.bottom + 8, label, anchor="ma", is_bold=label == MEAN)
-    end = pen.top + int(chart.bottom) + 44
-    pen.left = pen.top = 0
+    end = pen.top + chart.bottom + 44
+    pen.left = pen.top = 0.0
     text = "Whiskers: 95 % intervals. Black line: plain decoding. Means: plain averages."
     struck = (
         " Crossed out: texts differ, does not count."
@@ -320,13 +331,13 @@ def _png(result: BenchResult) -> bytes:
         else ""
     )
     pen.write(
-        24,
+        24.0,
         end,
         f"{text}{struck} Commit {result.commit[:12]}, seed {result.seed}.",
         size=13,
         fill=SOFT,
     )
-    made = pen.picture.crop((0, 0, width * SCALE, (end + 34) * SCALE)).reduce(SCALE)
+    made = pen.picture.crop((0, 0, width * SCALE, int(end + 34) * SCALE)).reduce(SCALE)
     data, about = BytesIO(), PngImagePlugin.PngInfo()
     about.add_itxt("Description", chart.alt)
     made.save(data, "PNG", pnginfo=about, optimize=True)
@@ -352,7 +363,7 @@ class _Pen:
     """Draws in units of the page from a movable origin."""
 
     def __init__(self, picture: Image.Image) -> None:
-        self.picture, self.left, self.top = picture, 0, 0
+        self.picture, self.left, self.top = picture, 0.0, 0.0
         self._draw = ImageDraw.Draw(picture)
 
     def write(
