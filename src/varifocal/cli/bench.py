@@ -1,7 +1,5 @@
 """`varifocal bench`: how much faster is each drafter than plain decoding?"""
 
-import importlib
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -143,7 +141,13 @@ def _report_writer(folder: Path | None) -> Any:
     """The function that writes the report, found and its folder made before the work."""
     if folder is None:
         return None
-    if importlib.util.find_spec("varifocal.evaluation.report") is None:
-        raise BadOption("this version of varifocal writes no reports; leave out --report")
-    folder.mkdir(parents=True, exist_ok=True)
-    return importlib.import_module("varifocal.evaluation.report").write_report
+    from varifocal.evaluation.report import write_report
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadOption(
+            f"--report wants a folder, {folder} cannot be one ({error.strerror or error}); name "
+            "another"
+        ) from error
+    return write_report

@@ -61,7 +61,7 @@ def build(run: Path, target: Path, plan: BuildPlan, *, start: Path | None = None
     else:
         tokenizer, model, at = _from_export(run, start, recipe)
     deep = LanguagePlan(
-        cpu_seconds=plan.deep_seconds, warm_up=20, hold=0.2, mix=_late_mix(), seed=plan.seed
+        cpu_seconds=plan.deep_seconds, warm_up=20, hold=0.1, mix=_late_mix(), seed=plan.seed
     )
     at = train_language(model, tokenizer, deep, run, "deep", start_index=at.index)
     recipe["stages"].append(_stage("deep", at, deep))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from io import BytesIO, StringIO
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import jinja2
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
@@ -29,7 +29,7 @@ COLOURS = ("#0072b2", "#c4500a", "#00845f", "#9c4f8b", "#3f4650", "#9a7200", "#3
 SOFT = "#55606b"  # small print
 SCALE = 2  # the picture is drawn larger and shrunk, for smooth edges
 
-SPEEDUP = "decode speed-up"
+SPEEDUP: Final = "decode speed-up"
 Kind = Literal["decode speed-up", "tau", "prefill share"]
 Grid = dict[str, dict[str, Row | Mean]]  # the paper's form: entries by families, and the mean
 
@@ -83,13 +83,11 @@ def write_report(result: BenchResult, folder: Path) -> None:
 
 
 def _grid(result: BenchResult) -> Grid:
-    grid: Grid = {entry: {} for entry in result.means}
+    is_many = len({row.family for row in result.rows}) > 1
+    grid: Grid = {e: {MEAN: mean} if is_many else {} for e, mean in result.means.items()}
     for row in result.rows:
         grid[row.drafter][row.family] = row
-    return {
-        entry: ({MEAN: result.means[entry]} if len(cells) > 1 else {}) | cells
-        for entry, cells in grid.items()
-    }
+    return grid
 
 
 def _columns(result: BenchResult) -> list[str]:
@@ -107,13 +105,9 @@ def _colour_of(result: BenchResult) -> dict[str, int]:
 
 
 def _best(result: BenchResult) -> dict[str, float]:
-    """The highest speed-up that counts, by column; 1 where none is higher."""
-    grid = _grid(result)
-    return {
-        column: max([1.0, *(c.decode_speedup for c in cells if not c.different)])
-        for column in _columns(result)
-        for cells in [[grid[entry][column] for entry in _series(result)]]
-    }
+    """By column, the highest speed-up of entries whose texts are all right; 1 if none is higher."""
+    good = [cells for entry, cells in _grid(result).items() if not result.means[entry].different]
+    return {c: max([1.0, *(cells[c].decode_speedup for cells in good)]) for c in _columns(result)}
 
 
 def _leader(result: BenchResult) -> str | None:
@@ -212,7 +206,7 @@ def _curves(result: BenchResult) -> dict[str, dict[str, list[float]]]:
     rows = [row for row in result.rows if row.drafter in _series(result)]
     longest = max((len(row.acceptance_by_position) for row in rows), default=0)
     curves: dict[str, dict[str, list[float]]] = {column: {} for column in _columns(result)}
-    for entry in _series(result) if longest else []:
+    for entry in dict.fromkeys(row.drafter for row in rows if row.acceptance_by_position):
         for row in (row for row in rows if row.drafter == entry):
             known = row.acceptance_by_position
             curves[row.family][entry] = [*known, *[0.0] * (longest - len(known))]
@@ -325,18 +319,10 @@ def _png(result: BenchResult) -> bytes:
     end = pen.top + chart.bottom + 44
     pen.left = pen.top = 0.0
     text = "Whiskers: 95 % intervals. Black line: plain decoding. Means: plain averages."
-    struck = (
-        " Crossed out: texts differ, does not count."
-        if any(b.is_struck for b in chart.bars)
-        else ""
-    )
-    pen.write(
-        24.0,
-        end,
-        f"{text}{struck} Commit {result.commit[:12]}, seed {result.seed}.",
-        size=13,
-        fill=SOFT,
-    )
+    if any(bar.is_struck for bar in chart.bars):
+        text += " Crossed out: texts differ, does not count."
+    text += f" Commit {result.commit[:12]}, seed {result.seed}."
+    pen.write(24.0, end, text, size=13, fill=SOFT)
     made = pen.picture.crop((0, 0, width * SCALE, int(end + 34) * SCALE)).reduce(SCALE)
     data, about = BytesIO(), PngImagePlugin.PngInfo()
     about.add_itxt("Description", chart.alt)
