@@ -170,3 +170,9 @@ def test_exact_rows_make_scattered_paths_bit_equal_in_bfloat16():
             (step,) = target.forward([DraftTree.chain([int(tokens[node])])], [plain], Want())
             plain.keep([0], 1)
             assert torch.equal(seen.logits[node], step.logits[0])
+
+
+def test_the_fingerprint_knows_the_weights_but_not_their_precision():
+    prints = {tiny.tiny_target(dtype=d).fingerprint for d in (torch.float32, torch.bfloat16)}
+    assert len(prints) == 1
+    assert tiny.tiny_target(seed=1).fingerprint not in prints

@@ -16,14 +16,11 @@ from varifocal.training.artifacts import Artifact
 from varifocal.training.losses import (
     Losses,
     boundary_margin,
-    cross_entropy,
     depth_weight,
     hidden_loss,
-    kl_loss,
 )
 
 if TYPE_CHECKING:
-    from varifocal.drafters._visual import Memory
     from varifocal.target import Target
 
 
@@ -58,64 +55,84 @@ def fovea_loss(network: Any, target: Target, config: Any, batch: list[Artifact])
         zero = sum(p.sum() for p in network.parameters()) * 0.0
         return Losses(torch.as_tensor(zero), {})
     memory = network.visual.remember(slots.visual, slots.visual_valid)
-    states = _Chain(network, slots)
-    parts: dict[str, Tensor] = {}
+    states, teacher = _Chain(network, slots), _Teacher(target, slots)
+    sums: dict[str, Tensor] = {}
+    agree: dict[str, Tensor] = {}  # per draft step: how often the target's choice comes first
     weight_sum = slots.features.new_zeros(())
     alive = slots.bases_valid
     for step in range(config.unroll):
         alive = alive & _gather(slots.answer, slots.bases + 1 + step)
         if not bool(alive.any()):
             break
+        h = states.h
+        if config.correction != "none" and step <= config.max_correction_depth:
+            h, _ = network.visual(h, step, memory)
         weight = depth_weight(step + 1, config.gamma_w)
-        for name, value in _step_losses(
-            network, target, config, slots, memory, states, step, alive
-        ).items():
-            parts[name] = parts.get(name, torch.zeros((), device=value.device)) + weight * value
+        values, hits = _step_losses(target, config, slots, teacher, states.first, h, step, alive)
+        for name, value in values.items():
+            sums[name] = sums.get(name, weight_sum.new_zeros(())) + weight * value
+        agree[f"agree_{step + 1}"] = hits / alive.sum()
         weight_sum = weight_sum + weight * alive.sum()
         if step + 1 < config.unroll:
             states.advance(step)
-    parts = {name: value / weight_sum for name, value in parts.items()}
+    parts = {name: value / weight_sum for name, value in sums.items()}
     total = (
         config.lambda_hid * (config.beta_h * parts["hidden"] + config.beta_mid * parts["mid"])
         + config.lambda_kl * parts["kl"]
         + config.lambda_tok * (config.beta_ce * parts["ce"] + config.beta_cmp * parts["margin"])
     )
-    return Losses(total, {name: value.detach() for name, value in parts.items()})
+    return Losses(total, {name: value.detach() for name, value in (parts | agree).items()})
+
+
+class _Teacher:
+    """The target's law at every answer slot, computed once for all steps: rows of one table."""
+
+    def __init__(self, target: Target, slots: _Slots) -> None:
+        with torch.no_grad():
+            rows = slots.features[slots.answer]
+            log_p = target.head(rows.to(target.dtype)).float().log_softmax(-1)
+            self.p = log_p.exp()
+            self.entropy = -(self.p * log_p).sum(-1)
+            self.labels = log_p.argmax(-1)
+            # Where each slot stands in the table; only slots of answers are ever asked for.
+            self.place = torch.zeros_like(slots.tokens)
+            self.place[slots.answer] = torch.arange(len(rows), device=rows.device)
 
 
 def _step_losses(
-    network: Any,
     target: Target,
     config: Any,
     slots: _Slots,
-    memory: Memory,
-    states: _Chain,
+    teacher: _Teacher,
+    first: Float[Tensor, "B A D"],
+    h: Float[Tensor, "B A D"],
     step: int,
     alive: Bool[Tensor, "B A"],
-) -> dict[str, Tensor]:
-    """Sums over the living states of one step. [FOVEA, Eq. 10-13]"""
-    h = states.h
-    if config.correction != "none" and step <= config.max_correction_depth:
-        h, _ = network.visual(h, step, memory)
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Sums over the living states of one step, and the hits. [FOVEA, Eq. 10-13]
+
+    `losses.kl_loss` and `losses.cross_entropy` in one pass over a shared log-softmax: on a
+    vocabulary these passes, not the network, are what a training step costs.
+    """
+    place = slots.bases + 1 + step
     corrected = h[alive].float()
-    teacher = _gather(slots.features, slots.bases + 1 + step)[alive].float()
     mid = corrected.new_zeros(())
     if slots.mid is not None:
         # The streams differ in scale from layer to layer; both sides are taken at unit RMS.
-        wanted = _gather(slots.mid, slots.bases + 1 + step)[alive].float()
-        mid = hidden_loss(_unit(states.first[alive].float()), _unit(wanted)).sum()
+        wanted = _gather(slots.mid, place)[alive].float()
+        mid = hidden_loss(_unit(first[alive].float()), _unit(wanted)).sum()
+    row = _gather(teacher.place, place)[alive]
+    labels = teacher.labels[row]
     logits = target.head(corrected.to(target.dtype)).float()
-    with torch.no_grad():
-        teacher_logits = target.head(teacher.to(target.dtype)).float()
-        labels = teacher_logits.argmax(-1)
-    return {
-        "hidden": hidden_loss(corrected, teacher).sum(),
+    log_q = logits.log_softmax(-1)
+    values = {
+        "hidden": hidden_loss(corrected, _gather(slots.features, place)[alive]).sum(),
         "mid": mid,
-        "kl": kl_loss(teacher_logits, logits).sum(),
-        "ce": cross_entropy(logits, labels).sum(),
-        "margin": boundary_margin(logits, labels, config.width, config.margin).sum(),
-        "agree": (logits.argmax(-1) == labels).float().sum(),
+        "kl": -(teacher.p[row] * log_q).sum() - teacher.entropy[row].sum(),
+        "ce": -log_q.gather(-1, labels[:, None]).sum(),
+        "margin": boundary_margin(log_q, labels, config.width, config.margin).sum(),
     }
+    return values, (logits.argmax(-1) == labels).float().sum()
 
 
 class _Chain:

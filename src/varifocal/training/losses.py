@@ -68,8 +68,10 @@ def boundary_margin(
         raise ValueError(f"width must be in [1, {logits.shape[-1] - 1}], got {width}")
     scores = _wide(logits)
     of_label = scores.gather(-1, labels[..., None])
-    others = scores.scatter(-1, labels[..., None], -math.inf)
-    boundary = others.topk(width, dim=-1).values[..., -1:]
+    best = scores.topk(width + 1, dim=-1).values
+    # Without the label's own logit the later of two neighbours moves up.
+    last, behind = best[..., width - 1 : width], best[..., width:]
+    boundary = torch.where(of_label >= last, behind, last)
     return F.softplus(margin - (of_label - boundary)).squeeze(-1)
 
 
