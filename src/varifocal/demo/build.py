@@ -42,6 +42,8 @@ class BuildPlan:
     tower_seconds: float = 1500.0
     shallow_seconds: float = 4500.0  # with half of the layers
     deep_seconds: float = 3000.0  # with all of them
+    deep_rate: float = 2e-3  # learning rate of that stage; half of it to train a finished model on
+    again: tuple[str, ...] = ()  # families of which that stage draws more
     threads: int = 2
     score_items: int = 64  # test pictures a family
     shape: Shape = Shape()
@@ -61,7 +63,12 @@ def build(run: Path, target: Path, plan: BuildPlan, *, start: Path | None = None
     else:
         tokenizer, model, at = _from_export(run, start, recipe)
     deep = LanguagePlan(
-        cpu_seconds=plan.deep_seconds, warm_up=20, hold=0.1, mix=_late_mix(), seed=plan.seed
+        cpu_seconds=plan.deep_seconds,
+        rate=plan.deep_rate,
+        warm_up=20,
+        hold=0.1,
+        mix=_late_mix(plan),
+        seed=plan.seed,
     )
     at = train_language(model, tokenizer, deep, run, "deep", start_index=at.index)
     recipe["stages"].append(_stage("deep", at, deep))
@@ -123,10 +130,10 @@ def _from_export(
     return tokenizer, model, at
 
 
-def _late_mix() -> Mix:
+def _late_mix(plan: BuildPlan) -> Mix:
     """Reading practice after the first stage: its share has fallen to the end."""
     mix = Mix()
-    return replace(mix, first=mix.last)
+    return replace(mix, first=mix.last, again=plan.again)
 
 
 def _stage(name: str, at: Progress, plan: LanguagePlan) -> dict[str, Any]:
@@ -168,6 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("tower_seconds", "shallow_seconds", "deep_seconds"):
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=float, default=getattr(default, name), help="CPU seconds")
+    parser.add_argument("--deep-rate", type=float, default=default.deep_rate)
+    parser.add_argument("--again", nargs="*", default=[], help="families to draw more of")
     for name in ("threads", "score_items", "seed"):
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=int, default=getattr(default, name))
@@ -175,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run, out, start = given.pop("run"), given.pop("out"), given.pop("start")
     is_snapshot = given.pop("snapshot")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    plan = replace(default, **given)
+    plan = replace(default, again=tuple(given.pop("again")), **given)
     if is_snapshot:
         snapshot(run, out, plan)
         return

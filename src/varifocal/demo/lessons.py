@@ -90,6 +90,7 @@ class Mix:
     first: float = 0.5  # share of `draw_lines` at the start
     last: float = 0.08
     pictures: int = 12_000  # over which the one falls to the other
+    again: tuple[str, ...] = ()  # families that come once more in every turn: the weak ones
 
 
 class LessonBatches:
@@ -125,7 +126,8 @@ class LessonBatches:
         if (index * _GOLDEN) % 1 < share:
             sample = drawn(lambda: draw_lines(index, "train"))
         else:
-            sample = drawn(lambda: draw(FAMILIES[index % len(FAMILIES)], index, "train"))
+            turn = (*FAMILIES, *self.mix.again)
+            sample = drawn(lambda: draw(turn[index % len(turn)], index, "train"))
         if sample is None:
             return None
         return writer.lesson(sample, sample.turns)
