@@ -1,38 +1,13 @@
 """Draw training batches in a process of their own, ahead of the training that uses them."""
 
-import logging
 import multiprocessing
 import queue as queues
-import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.queues import Queue
 from typing import Generic, TypeVar
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 AHEAD = 6  # batches drawn in advance
-PATIENCE = 3.0  # seconds for a picture, which takes milliseconds
-
-
-def drawn(draw: Callable[[], T]) -> T | None:
-    """What `draw` returns, or None where a picture did not work out: no reason to end training.
-
-    Only for the main thread of a process, since an alarm ends a draw that takes seconds.
-    """
-    before = signal.signal(signal.SIGALRM, _give_up)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
-    try:
-        return draw()
-    except (AssertionError, ValueError, TimeoutError) as error:
-        logger.warning("a picture is left out: %s", error)
-        return None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _give_up(*_: object) -> None:
-    raise TimeoutError(f"not drawn in {PATIENCE} s")
 
 
 def _draw_forever(make: Callable[[int], tuple[T, int]], index: int, queue: "Queue[object]") -> None:

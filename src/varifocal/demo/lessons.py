@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from varifocal.demo.feed import drawn
 from varifocal.demo.labels import SIDE, TILE, Bytes, cut
 from varifocal.demo.sample import Sample, Split, Turn
 from varifocal.demo.tokenizer import ASSISTANT, END, IMAGE, USER
@@ -111,8 +110,6 @@ class LessonBatches:
         while True:
             lesson = self._draw(self._writer, index)
             index += 1
-            if lesson is None:
-                continue
             length = -(-len(lesson.ids) // BUCKET) * BUCKET
             waiting = self._waiting[lesson.grid, length]
             waiting.append(lesson)
@@ -120,16 +117,14 @@ class LessonBatches:
                 del self._waiting[lesson.grid, length]
                 return batch_of(waiting, length, self._pad), index
 
-    def _draw(self, writer: Writer, index: int) -> Lesson | None:
+    def _draw(self, writer: Writer, index: int) -> Lesson:
         fall = min(1.0, index / self.mix.pictures)
         share = self.mix.first + (self.mix.last - self.mix.first) * fall
         if (index * _GOLDEN) % 1 < share:
-            sample = drawn(lambda: draw_lines(index, "train"))
+            sample = draw_lines(index, "train")
         else:
             turn = (*FAMILIES, *self.mix.again)
-            sample = drawn(lambda: draw(turn[index % len(turn)], index, "train"))
-        if sample is None:
-            return None
+            sample = draw(turn[index % len(turn)], index, "train")
         return writer.lesson(sample, sample.turns)
 
 

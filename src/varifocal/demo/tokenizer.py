@@ -1,12 +1,10 @@
 """Train the demo's tokenizer: byte-level BPE in which printed text is spelt letter by letter."""
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from varifocal.demo.feed import drawn
 from varifocal.demo.world import FAMILIES, draw, draw_lines
 
 PAD, END, USER, ASSISTANT, IMAGE = "<pad>", "<|end|>", "<|user|>", "<|assistant|>", "<image>"
@@ -66,9 +64,8 @@ def train_tokenizer(num_samples: int = 300) -> PreTrainedTokenizerFast:
 
 def _texts(num_samples: int) -> Iterator[str]:
     for index in range(num_samples):
-        draws = [partial(draw, family, index) for family in FAMILIES]
-        for sample in map(drawn, (*draws, partial(draw_lines, index))):
-            for turn in sample.turns if sample else ():
+        for sample in (*(draw(f, index) for f in FAMILIES), draw_lines(index)):
+            for turn in sample.turns:
                 yield turn.question
                 yield turn.answer
 

@@ -3,7 +3,6 @@
 import logging
 import time
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from varifocal.demo.feed import Feed, drawn
+from varifocal.demo.feed import Feed
 from varifocal.demo.journal import Every, append_line, save_atomically
 from varifocal.demo.labels import (
     IGNORE,
@@ -87,10 +86,7 @@ class TowerBatches:
         parts, count = self._left, sum(len(part.is_base) for part in self._left)
         while count < self.size:
             number, index = index, index + 1
-            sample = drawn(partial(draw_tower, number, self.split))
-            if sample is None:
-                continue
-            views = label(sample)
+            views = label(draw_tower(number, self.split))
             # A fixed pattern instead of a draw: the same pictures give the same batches.
             start = 0 if (number * 0.618034) % 1 < self.base_share else 1
             is_base = np.arange(len(views.pixels)) == 0

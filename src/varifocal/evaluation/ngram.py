@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from varifocal.demo.feed import drawn
 from varifocal.demo.world import FAMILIES, draw
 from varifocal.evaluation.suites import Case
 from varifocal.targets._hf import HFTarget
@@ -125,9 +124,5 @@ def ngram_walks(
 @cache
 def demo_answers(pictures: int = DEMO_PICTURES) -> tuple[str, ...]:
     """All answers about the first training pictures of each family of the demo."""
-    samples = [
-        drawn(lambda: draw(family, index, "train"))  # noqa: B023  # called at once
-        for family in FAMILIES
-        for index in range(pictures)
-    ]
-    return tuple(turn.answer for sample in samples if sample for turn in sample.turns)
+    samples = [draw(family, index, "train") for family in FAMILIES for index in range(pictures)]
+    return tuple(turn.answer for sample in samples for turn in sample.turns)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from varifocal.chat import check_picture, open_picture, read_messages
-from varifocal.demo.feed import drawn
 from varifocal.demo.sample import Sample, Split
 from varifocal.demo.world import FAMILIES, draw
 from varifocal.errors import BadArtifact, BadOption, VarifocalError
@@ -59,14 +58,9 @@ def load_suite(
 def demo_samples(
     family: str, limit: int, start: int = 0, split: Split = "test"
 ) -> Iterator[Sample]:
-    """Pictures of a family; a number whose picture does not work out is passed over."""
-    index = start
-    while limit > 0:
-        sample = drawn(lambda: draw(family, index, split))  # noqa: B023  # called at once
-        index += 1
-        if sample is not None:
-            limit -= 1
-            yield sample
+    """The first pictures of a family."""
+    for index in range(start, start + limit):
+        yield draw(family, index, split)
 
 
 def demo_case(sample: Sample) -> Case:
