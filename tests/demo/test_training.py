@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedTokenizerFast
 
-from varifocal.demo.feed import Feed, drawn
+from varifocal.demo.feed import Feed
 from varifocal.demo.grow import doubled
 from varifocal.demo.labels import CHARACTERS, COLOUR_NAMES, KINDS, PATCH, SIDE, SLOTS, cut, label
 from varifocal.demo.language import (
@@ -263,15 +263,6 @@ def test_a_failing_feed_fails_the_training_too():
 
 def _fail(index: int) -> tuple[int, int]:
     raise RuntimeError("no more pictures")
-
-
-def test_a_picture_that_does_not_work_out_is_left_out():
-    assert drawn(lambda: 3) == 3
-    assert drawn(_too_wide) is None
-
-
-def _too_wide() -> int:
-    raise ValueError("too wide")
 
 
 def test_reading_practice_falls_to_its_last_share(tokenizer, tmp_path):
