@@ -42,8 +42,13 @@ class Generation:
         self._clock = synchronised(clock, target.device)
         self._with_looks = with_looks
         self.rounds: list[Round] = []
+        self._to_come = self._record()
 
     def __iter__(self) -> Iterator[Round]:
+        """The rounds still to come: a second loop goes on where the first was left."""
+        return self._to_come
+
+    def _record(self) -> Iterator[Round]:
         for decided in self._decide():
             self.rounds.append(decided)
             yield decided

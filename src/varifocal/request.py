@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 from PIL import Image
 
 from varifocal.errors import BadRequest
+from varifocal.images import load_image
 from varifocal.sampling import Sampling
 
 Role = Literal["system", "user", "assistant"]
 Part = str | Image.Image
+Picture = str | Path | bytes | Image.Image
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,21 @@ class Request:
     id: str = ""  # for benchmarks and logs
 
     def __post_init__(self) -> None:
-        if not self.messages or self.messages[-1].role == "assistant":
+        for message in self.messages:
+            if message.role not in get_args(Role):
+                raise BadRequest(
+                    f"a message's role must be {', '.join(get_args(Role))}, got {message.role!r}"
+                )
+        if not self.messages or self.messages[-1].role != "user":
             raise BadRequest("a request must end with a user message")
+        if any(not isinstance(p, str | Image.Image) for m in self.messages for p in m.parts):
+            raise BadRequest("a message consists of texts and Pillow images (see load_image)")
         if not any(isinstance(part, str) and part.strip() for part in self.messages[-1].parts):
             raise BadRequest("the prompt is empty: the last message must contain some text")
-        if self.max_new_tokens < 1:
-            raise BadRequest(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if "" in self.stop:
-            raise BadRequest("a stop text must not be empty")
+        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
+            raise BadRequest(f"max_new_tokens must be a count from 1, got {self.max_new_tokens!r}")
+        if not all(isinstance(stop, str) and stop for stop in self.stop):
+            raise BadRequest(f"stop texts must be texts and not empty, got {self.stop!r}")
 
     @property
     def images(self) -> tuple[Image.Image, ...]:
@@ -49,18 +59,25 @@ class Request:
 
 def ask(
     prompt: str,
-    images: Sequence[Image.Image] = (),
+    images: Picture | Sequence[Picture] = (),
     *,
     max_new_tokens: int = 256,
     sampling: Sampling | None = None,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     id: str = "",
 ) -> Request:
-    """A request with one user message: the pictures first, then the prompt."""
+    """A request with one user message: the pictures first, then the prompt.
+
+    Pictures are paths, bytes or Pillow images; all go through `load_image`.
+    """
+    several = (
+        images if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]
+    )
+    pictures = [load_image(image) for image in several]
     return Request(
-        messages=(Message("user", (*images, prompt)),),
+        messages=(Message("user", (*pictures, prompt)),),
         max_new_tokens=max_new_tokens,
         sampling=sampling or Sampling(),
-        stop=tuple(stop),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         id=id,
     )

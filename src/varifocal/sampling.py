@@ -33,8 +33,8 @@ class Sampling:
             raise BadRequest(f"top_k must be 0 (off) or a positive count, got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise BadRequest(f"top_p must be in (0, 1], got {self.top_p}")
-        if not 0 <= self.seed < 2**63:
-            raise BadRequest(f"seed must be in [0, 2**63), got {self.seed}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise BadRequest(f"seed must be a whole number in [0, 2**63), got {self.seed!r}")
 
     def pick(
         self, logits: Float[Tensor, "N V"], position: Int64[Tensor, " N"]

@@ -138,3 +138,13 @@ def test_lookup_reads_on_into_its_own_copy_of_a_loop(target):
         71,
         70,
     ]
+
+
+def test_a_generation_that_was_left_goes_on_where_it_was(target):
+    plain = generate(target, drafter("plain", target), request(Sampling()))
+    generation = Generation(target, drafter("lookup", target), request(Sampling()))
+    next(iter(generation))
+    for _ in generation:
+        pass
+    assert generation.result().token_ids == plain.token_ids
+    assert list(generation) == []

@@ -107,11 +107,12 @@ def test_slots_equal_features_and_the_processors_own_count(target, size):
 
 
 def test_typed_special_tokens_are_plain_text(target):
-    typed = "is <image> or <|end|> here?"
+    typed = "is <image> or <|end|> or <|assistant|> here?"
     prompt = target.encode(ask(typed, [tiny.picture()]))
     assert int(prompt.is_image.sum()) == 114
     kept = prompt.tokens[~prompt.is_image].tolist()
     assert kept.count(target.tokenizer.eos_token_id) == 1  # the template's own
+    assert kept.count(target.tokenizer.convert_tokens_to_ids("<|assistant|>")) == 1
     assert typed in target.tokenizer.decode(kept)
 
 

@@ -1,5 +1,6 @@
 """Drafting methods: one file each, found by name; a dotted name is a module of your own."""
 
+import os
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +19,8 @@ def drafter_names() -> list[str]:
 
 def drafter_class(name: str) -> type[Drafter[Any]]:
     """The one Drafter defined in drafters/<name>.py, or in a dotted module."""
+    if os.sep in name or name.startswith((".", "~")):
+        raise BadOption(f"there is no drafter folder {name}; `varifocal train` writes one")
     if "." not in name and name not in drafter_names():
         raise BadOption(f"no drafter is called {name!r}; there are {', '.join(drafter_names())}")
     try:

@@ -50,7 +50,7 @@ def load_target(
     _check_folder(path)
     try:
         config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a broken config.json raises whatever its checks happen to raise
         raise UnsupportedTarget(
             f"{name_or_path!r} is neither a folder with a checkpoint nor a model that can be "
             f'fetched here ({_first_line(error)}). Give a folder, a hub id, or "demo".'
@@ -72,11 +72,7 @@ def load_target(
             f"the checkpoint {name_or_path!r} cannot be read: {_first_line(error)}. Its files may "
             "be incomplete; fetch or copy them again."
         ) from error
-    if missing := sorted(info["missing_keys"]):
-        raise UnsupportedTarget(
-            f"the checkpoint {name_or_path!r} lacks {len(missing)} weights, {missing[0]} among "
-            "them; transformers would fill them with random numbers. Fetch or copy it again."
-        )
+    _check_weights(str(name_or_path), sorted(info["missing_keys"]), sorted(info["unexpected_keys"]))
     if exact_rows is None:
         exact_rows = torch.device(device).type == "cpu" and model.dtype != torch.float32
     return family(model.to(device), processor, str(name_or_path), exact_rows=exact_rows)
@@ -119,6 +115,8 @@ def _family(model_type: str, name: str) -> type[HFTarget]:
 def _check_folder(path: str | Path) -> None:
     config = Path(path) / "config.json"
     if not Path(path).is_dir():
+        if str(path).startswith((".", "/", "~")):
+            raise UnsupportedTarget(f"there is no folder {path}; give a checkpoint's folder")
         return
     try:
         json.loads(config.read_text())
@@ -126,6 +124,21 @@ def _check_folder(path: str | Path) -> None:
         raise UnsupportedTarget(f"{path} is a folder without config.json: no checkpoint") from None
     except (OSError, ValueError) as error:
         raise UnsupportedTarget(f"{config} cannot be read as JSON ({error})") from error
+
+
+def _check_weights(name: str, missing: list[str], unexpected: list[str]) -> None:
+    """Every layer of the configuration must have its weights, and every layer's weights a place."""
+    if missing:
+        raise UnsupportedTarget(
+            f"the checkpoint {name!r} lacks {len(missing)} weights, {missing[0]} among them; "
+            "transformers would fill them with random numbers. Fetch or copy it again."
+        )
+    layers = [key for key in unexpected if ".layers." in key and "rotary" not in key]
+    if layers:
+        raise UnsupportedTarget(
+            f"the checkpoint {name!r} has weights of layers that its config.json does not list, "
+            f"{layers[0]} among them: the two do not belong together. Fetch or copy it again."
+        )
 
 
 def _first_line(error: Exception) -> str:

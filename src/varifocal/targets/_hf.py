@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
+from jinja2 import TemplateError
 from torch import Tensor, nn
 
 from varifocal.cache import KVCache, check_cacheable
@@ -222,9 +223,14 @@ class HFTarget(Target):
                 "template of its family into chat_template.jinja in the checkpoint's folder"
             )
         typed = _Typed(self.tokenizer, request)
-        text = self.processor.apply_chat_template(
-            typed.messages, add_generation_prompt=True, tokenize=False
-        )
+        try:
+            text = self.processor.apply_chat_template(
+                typed.messages, add_generation_prompt=True, tokenize=False
+            )
+        except TemplateError as error:
+            raise UnsupportedTarget(
+                f"the chat template of {self.name} does not take this conversation: {error}"
+            ) from error
         bos = self.tokenizer.bos_token
         add_bos = not (bos and text.startswith(bos))
         ids: list[int] = []
@@ -241,7 +247,9 @@ class _Typed:
     """Special-token names that a user typed, kept apart from those of the chat template."""
 
     def __init__(self, tokenizer: Any, request: Request) -> None:
-        names = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        special = {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
+        names = sorted(special, key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names))) if names else None
         self._typed: list[str] = []
         text = "".join(p for m in request.messages for p in m.parts if isinstance(p, str))
