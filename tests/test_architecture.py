@@ -24,7 +24,7 @@ LAYERS = [
     {"cost"},
     {"engine"},
     {"demo", "evaluation"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 PICTURES = {"feed", "sample", "canvas", "words", "asking", "families", "world"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -56,17 +56,18 @@ def test_dtypes_and_devices_are_found_by_name():
     assert find_dtype("auto") is find_dtype(None) is None
     assert find_dtype("bfloat16") == find_dtype(torch.bfloat16) == torch.bfloat16
     assert find_device("cpu") == torch.device("cpu")
-    for find, name in ((find_dtype, "int8"), (find_device, "toaster")):
+    for find, name in ((find_dtype, "int8"), (find_device, "toaster"), (find_device, "meta")):
         with pytest.raises(BadOption, match=name):
             find(name)
 
 
-def test_damaged_weights_and_no_threads_are_refused(folder, tmp_path):
+def test_damaged_weights_and_impossible_threads_are_refused(folder, tmp_path):
     for file in folder.iterdir():
         if file.name != "model.safetensors":
             (tmp_path / file.name).symlink_to(file)
     (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(UnsupportedTarget, match="copy them again"):
         load(tmp_path, "plain")
-    with pytest.raises(BadOption, match="threads"):
-        load(folder, "plain", threads=0)
+    for threads in (0, 99999999999):
+        with pytest.raises(BadOption, match="threads"):
+            load(folder, "plain", threads=threads)

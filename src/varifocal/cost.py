@@ -308,9 +308,9 @@ def _read(file: Path, key: dict[str, Any]) -> CostModel | None:
             other=float(stored["other"]),
         )
         _check(cost)
-    except FileNotFoundError:
+    except OSError:  # none there, or no access: then it cannot be written either, and that is said
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         logger.warning("%s cannot be used (%s); measuring again", file, error)
         return None
     return cost
@@ -336,6 +336,10 @@ def _write(file: Path, key: dict[str, Any], cost: CostModel) -> None:
             json.dump({"key": key, **asdict(cost)}, out, indent=1)
         os.replace(fresh, file)
     except OSError as error:
-        logger.warning("the measured costs are not stored: %s", error)
+        logger.warning(
+            "the measured costs are not stored, and will be measured again: %s. Set XDG_CACHE_HOME "
+            "to a folder that can be written",
+            error,
+        )
         if fresh is not None:
             Path(fresh).unlink(missing_ok=True)

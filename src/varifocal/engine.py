@@ -23,6 +23,7 @@ from varifocal.targets import load_target
 from varifocal.targets._hf import HFTarget
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MAX_THREADS = 1024  # more than CPUs have cores; torch tries to start any number
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,10 @@ def default_drafter(target: HFTarget) -> str:
 
 def set_threads(threads: int) -> None:
     """Torch's threads for the whole process."""
-    if threads < 1:
-        raise BadOption(f"threads must be at least 1, got {threads}")
+    if not 1 <= threads <= MAX_THREADS:
+        raise BadOption(
+            f"threads must be from 1 to {MAX_THREADS}, got {threads}; the CPU's cores are enough"
+        )
     torch.set_num_threads(threads)
 
 
@@ -147,6 +150,8 @@ def find_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
         raise BadOption(f"the device {str(device)!r} cannot be used here: {reason}") from error
+    if found.type == "meta":
+        raise BadOption("the device 'meta' knows shapes but no numbers; use auto, cpu or cuda")
     return found
 
 

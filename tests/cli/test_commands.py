@@ -2,13 +2,23 @@
 
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
+from tiny import save_tiny
 
 import varifocal.decode
+from varifocal.cli._options import OutputOptions
+from varifocal.cli._output import Output
+from varifocal.errors import DrafterMismatch
+from varifocal.training import recorder
 from varifocal.tree import DraftTree
 from varifocal.verify import Verification, follow
 
+# The packages' names `verify` and `train` are those of the commands.
+verify_module = sys.modules["varifocal.cli.verify"]
+train_module = sys.modules["varifocal.cli.train"]
 SMALL = ("--drafter", "lookup", "--set", "nodes=4", "--dtype", "float32")
 
 
@@ -72,6 +82,31 @@ def test_verify_fails_where_a_text_differs(run, tiny_folder, picture_file, monke
     assert "DIFFERENT at token 1" in _verify(run, tiny_folder, *typed).stdout
 
 
+def test_verify_keeps_the_limits_of_a_suite_unless_one_is_typed(
+    run, tiny_folder, tmp_path, monkeypatch
+):
+    suite = tmp_path / "suite.jsonl"
+    turns = [{"role": "user", "content": "What is it?"}]
+    suite.write_text(json.dumps({"id": "a", "messages": turns, "max_new_tokens": 3}) + "\n")
+    limits = []
+    compare = verify_module.compare
+
+    def watched(engine, requests, done):
+        limits.extend(request.max_new_tokens for request in requests)
+        return compare(engine, requests, done)
+
+    monkeypatch.setattr(verify_module, "compare", watched)
+    given = ("verify", "--target", tiny_folder, *SMALL, "--sampling", "greedy")
+    for options in (
+        ("--suite", suite),
+        ("--suite", suite, "--max-new-tokens", 5),
+        ("--suite", suite, "limits.max_new_tokens=4"),
+    ):
+        result = run(*given, *options)
+        assert result.exit_code == 0, result.stderr
+    assert limits == [3, 5, 4]
+
+
 def test_exact_rows_are_honoured(run, tiny_folder):
     options = ("--limit", 1, "--families", "chart", "--exact-rows", "--dtype", "bfloat16")
     result = _verify(run, tiny_folder, *options, "--json", "-")
@@ -132,15 +167,57 @@ def test_record_train_and_generate_follow_on_each_other(run, tiny_folder, pictur
                    tmp_path / "artifacts", "--json", "-")  # fmt: skip
     assert recorded.exit_code == 0, recorded.stderr
     assert json.loads(recorded.stdout)["samples"] == 4
-    trained = run("train", *target, "--drafter", "fovea", "--artifacts", tmp_path / "artifacts",
-                  "--out", tmp_path / "drafter", "--steps", 1, "--batch", 2, "--held-out", "none",
+    trained = run("train", "--drafter", "fovea", "--artifacts", tmp_path / "artifacts", "--out",
+                  tmp_path / "drafter", "--steps", 1, "--batch", 2, "--held-out", "none",
                   "--set", "inner=32", "--json", "-")  # fmt: skip
     assert trained.exit_code == 0, trained.stderr
-    assert json.loads(trained.stdout)["steps"] == 1
+    assert json.loads(trained.stdout)["steps"] == 1  # on the target that was recorded
     answer = run("generate", *target, "--drafter", tmp_path / "drafter", "--set", "nodes=4",
                  "--image", picture_file, "--prompt", "x", "--max-new-tokens", 6,
                  "--json")  # fmt: skip
     assert json.loads(answer.stdout)["drafter"] == "fovea"
+
+
+def test_train_refuses_a_target_that_was_not_recorded(tiny_folder, tmp_path):
+    other = save_tiny(tmp_path / "other", seed=1)
+    origin = SimpleNamespace(target=str(tiny_folder), fingerprint="0123")
+    store = SimpleNamespace(folder=tmp_path, manifest=SimpleNamespace(origin=origin))
+    out = Output(OutputOptions(quiet=True))
+    for typed, loaded in (("", tiny_folder), (str(other), other)):
+        model = train_module.RecordedTargetOptions(target=typed, device="cpu")
+        with pytest.raises(DrafterMismatch, match="varifocal record") as refused:
+            train_module._recorded(store, model, out)
+        assert f"the target is {str(loaded)!r}" in str(refused.value)
+
+
+def test_training_that_is_cut_off_says_how_to_go_on(tmp_path, capsys):
+    out = Output(OutputOptions())
+    with pytest.raises(KeyboardInterrupt), train_module._saying_how_to_go_on(tmp_path, out):
+        raise KeyboardInterrupt
+    said = capsys.readouterr().err
+    assert "--resume" in said
+    assert str(tmp_path) in said
+
+
+def test_ctrl_c_in_record_says_what_is_kept_and_how_to_go_on(
+    run, tiny_folder, tmp_path, monkeypatch
+):
+    take, calls = recorder._Session.take, []
+
+    def interrupted(session, group, writer):
+        calls.append(group)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        take(session, group, writer)
+
+    monkeypatch.setattr(recorder._Session, "take", interrupted)
+    command = ("record", "--target", tiny_folder, "--dtype", "float32", "--count", 4, "--batch", 1,
+               "--max-new-tokens", 2, "--out", tmp_path / "out")  # fmt: skip
+    result = run(*command)
+    assert result.exit_code == 130
+    assert f"2 samples are kept in {tmp_path / 'out'}" in result.stderr
+    assert "same command goes on" in result.stderr
+    assert "4 samples with" in run(*command).stdout
 
 
 def test_train_refuses_what_cannot_learn_and_what_is_missing(run, tmp_path):

@@ -1,11 +1,17 @@
 """`varifocal generate`: what comes out, and that bad input ends in one message and exit code 2."""
 
 import base64
+import io
 import json
 from pathlib import Path
 
 import pytest
 
+from varifocal.cli._options import OutputOptions
+from varifocal.cli._output import Output
+from varifocal.plan import CostModel
+
+COST = CostModel(verify=(0.1, 0.1), step=0.01, start=0.01, other=0.01)
 PLAIN = ("--drafter", "plain")
 LOOKUP = ("--drafter", "lookup", "--set", "nodes=4")
 
@@ -27,6 +33,32 @@ def test_json_without_a_value_means_standard_output(ask):
     assert json.loads(ask("--prompt", "x", *PLAIN, "--json").stdout)["drafter"] == "plain"
     result = ask("--prompt", "x", *PLAIN, "--json", "sampling.seed=3")
     assert json.loads(result.stdout)["drafter"] == "plain"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"), [("ascii", rb"\u20ac"), ("utf8", "€".encode()), ("cp1252", rb"\u20ac")]
+)
+def test_json_keeps_every_letter_on_any_standard_output(monkeypatch, encoding, written):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
+    monkeypatch.setattr("sys.stdout", stdout)
+    Output(OutputOptions(json="-")).write({"text": "5 €, 日本"})
+    raw = stdout.buffer.getvalue()
+    assert written in raw
+    assert json.loads(raw.decode(encoding)) == {"text": "5 €, 日本"}
+
+
+def test_quiet_hides_the_warning_that_costs_are_not_stored(ask, monkeypatch, tmp_path, caplog):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr("varifocal.cost.measure", lambda target, drafter: COST)
+    given = ("--prompt", "x", "--drafter", "lookup")
+    ask(*given, "--quiet")
+    assert caplog.records == []
+    ask(*given)
+    (record,) = caplog.records
+    assert "not stored" in record.getMessage()
+    assert "XDG_CACHE_HOME" in record.getMessage()
 
 
 def test_text_is_the_same_streamed_or_not_and_in_the_file(ask, tmp_path):
@@ -119,7 +151,9 @@ def test_bad_field_of_messages_is_named(ask, tmp_path, content, named):
         (["--prompt", "x", "--max-new-tokens", "99999", *PLAIN], "ask for at most"),
         (["--prompt", "x", "--dtype", "int8"], "--dtype"),
         (["--prompt", "x", "--device", "toaster"], "toaster"),
+        (["--prompt", "x", "--device", "meta"], "meta"),
         (["--prompt", "x", "--threads", "0"], "threads"),
+        (["--prompt", "x", "--threads", "99999999999"], "threads"),
         (["--prompt", "x", "--frobnicate"], "--frobnicate"),
         (["--prompt", "x", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
         (["--prompt", "x", "--json", "/"], "folder"),
@@ -168,7 +202,8 @@ def test_damaged_checkpoint_is_named(run, tiny_folder, tmp_path, name, content, 
 def test_unknown_target_is_named(run):
     result = run("generate", "--target", "/nowhere/model", "--prompt", "x")
     assert result.exit_code == 2
-    assert "'/nowhere/model' is neither" in result.stderr
+    assert "/nowhere/model" in result.stderr
+    assert "fault of varifocal" not in result.stderr
 
 
 def test_debug_shows_where_an_error_comes_from(ask):

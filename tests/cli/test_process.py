@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-PROGRAM = [sys.executable, "-c", "from varifocal.cli import main; main()"]
+PROGRAM = [sys.executable, "-m", "varifocal"]
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -42,6 +43,23 @@ def test_ctrl_c_keeps_the_text_and_says_cancelled(long_answer, tmp_path):
     assert 0 < len(result["token_ids"]) < 3500
     assert result["spec"]["mean_acceptance_length"] == 1.0
     assert (first + rest).decode() == result["text"] + "\n"
+
+
+def test_ctrl_c_while_torch_is_imported_is_no_traceback():
+    with start("--version") as process:
+        wait_for_torch(process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, b"")
+
+
+def wait_for_torch(process: subprocess.Popen) -> None:
+    """Until the process has its library in memory; Python runs many imports after that."""
+    maps = Path(f"/proc/{process.pid}/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc to see what a process imports")
+    while process.poll() is None and "libtorch" not in maps.read_text():
+        time.sleep(0.01)
 
 
 def test_reader_that_goes_away_is_no_error(long_answer):

@@ -9,6 +9,7 @@ from tiny import picture, tiny_target
 from varifocal.decode import generate
 from varifocal.drafters import load_drafter
 from varifocal.engine import Engine
+from varifocal.errors import BadRequest
 from varifocal.evaluation.compare import (
     compare,
     could_pick,
@@ -85,6 +86,14 @@ def test_text_that_ends_early_is_a_fault_even_in_bfloat16():
     mismatch = judge(target, request, plain, replace(plain, token_ids=plain.token_ids[:4]))
     assert mismatch is not None
     assert (mismatch.drafted, mismatch.margin, mismatch.near_tie) == (-1, None, False)
+
+
+def test_each_case_keeps_its_own_limit_unless_another_is_given():
+    cases = [Case(id="a", family="f", request=ask("x", max_new_tokens=n)) for n in (3, 400)]
+    assert [r.max_new_tokens for r in requests_of(cases, "greedy")] == [3, 400]
+    assert [r.max_new_tokens for r in requests_of(cases, "greedy", max_new_tokens=7)] == [7, 7]
+    with pytest.raises(BadRequest, match="max_new_tokens"):
+        requests_of(cases, "greedy", max_new_tokens=0)
 
 
 def test_both_kinds_of_requests_are_compared_and_counted():

@@ -1,7 +1,9 @@
 """Recording: states of single fresh runs, the right tokens supervised, nothing lost or doubled."""
 
-import json
+import logging
 import os
+import subprocess
+import sys
 from collections import namedtuple
 from functools import cache
 
@@ -10,16 +12,15 @@ import torch
 from tiny import picture, tiny_target
 
 from varifocal.decode import generate
-from varifocal.demo.world import FAMILIES
 from varifocal.drafters.plain import PlainDrafter
-from varifocal.errors import BadArtifact, BadOption, BadRequest
+from varifocal.errors import BadArtifact, BadOption
 from varifocal.request import Message, Request
 from varifocal.target import Want
 from varifocal.training import recorder
 from varifocal.training._answers import Answers
 from varifocal.training._entropy import entropy_of, watched
 from varifocal.training.artifacts import ArtifactStore
-from varifocal.training.examples import Example, demo_examples, read_examples
+from varifocal.training.examples import Example
 from varifocal.training.recorder import confirmed, features_of, record, script_of, search_layers
 
 SIZES = ((96, 96), (192, 96), (96, 192))
@@ -247,12 +248,15 @@ def test_recording_twice_changes_nothing(tmp_path):
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
 
 
-def test_a_damaged_shard_is_recorded_anew(tmp_path):
+def test_a_damaged_shard_is_recorded_anew(tmp_path, caplog):
     run(4, tmp_path / "out", shard_size=2, batch=1)
     path = tmp_path / "out" / "shard-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
-    store = run(4, tmp_path / "out", shard_size=2, batch=1)
+    with caplog.at_level(logging.WARNING):
+        store = run(4, tmp_path / "out", shard_size=2, batch=1)
     assert sorted(a.id for a in ArtifactStore.open(store.folder).all) == ["e0", "e1", "e2", "e3"]
+    assert "damaged" in caplog.text and "its 2 samples are recorded again" in caplog.text
+    assert "delete" not in caplog.text  # nothing is left to do by hand
 
 
 def test_ctrl_c_keeps_what_is_recorded(tmp_path):
@@ -266,10 +270,77 @@ def test_ctrl_c_keeps_what_is_recorded(tmp_path):
     assert len(run(5, tmp_path / "out", batch=1)) == 5
 
 
-def test_other_settings_need_another_folder(tmp_path):
+def test_ctrl_c_while_a_damaged_shard_is_replaced_leaves_a_true_list(tmp_path):
+    run(4, tmp_path / "out", shard_size=2, batch=1)
+    (tmp_path / "out" / "shard-00000.safetensors").write_bytes(b"")
+
+    def stop(done: int, count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(4, tmp_path / "out", batch=1, progress=stop)
+    assert sorted(a.id for a in ArtifactStore.open(tmp_path / "out").all) == ["e0", "e2", "e3"]
+
+
+def test_ctrl_c_in_the_middle_of_writing_loses_nothing(tmp_path, monkeypatch):
+    write, calls = recorder.write_shard, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return write(*args)
+
+    monkeypatch.setattr(recorder, "write_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(4, tmp_path / "out", batch=1, shard_size=2)
+    assert [a.id for a in ArtifactStore.open(tmp_path / "out").all] == ["e0", "e1"]
+
+
+def test_other_settings_need_another_folder_and_only_they_are_named(tmp_path):
     run(2, tmp_path / "out")
-    with pytest.raises(BadOption, match="choose another folder"):
-        run(2, tmp_path / "out", dtype="bfloat16")
+    with pytest.raises(BadOption, match="choose another folder") as caught:
+        run(2, tmp_path / "out", dtype="bfloat16", max_new_tokens=7)
+    text = str(caught.value)
+    assert "(max_new_tokens: wanted 7, got 256; dtype: wanted bfloat16, got float32)" in text
+    assert "Origin" not in text and "vocab_size" not in text
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from varifocal.training.artifacts import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_recordings_do_not_write_into_one_folder_and_a_kill_lets_go(tmp_path):
+    pytest.importorskip("fcntl")
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [sys.executable, "-c", HOLDER, str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout.readline() == "held\n"
+            with pytest.raises(BadArtifact, match="another record is writing into"):
+                run(1, out)
+            assert [p.name for p in out.iterdir()] == [".lock"]
+        finally:
+            other.kill()
+    assert len(run(1, out)) == 1
+
+
+def test_a_recording_holds_its_folder_until_it_ends(tmp_path):
+    pytest.importorskip("fcntl")
+
+    def meanwhile(done: int, count: int) -> None:
+        with pytest.raises(BadArtifact, match="another record"):
+            run(3, tmp_path / "out", dtype="bfloat16")
+
+    run(2, tmp_path / "out", progress=meanwhile)
+    assert len(run(3, tmp_path / "out")) == 3
 
 
 def test_a_sample_with_nan_states_is_left_out_counted_and_not_tried_again(tmp_path, monkeypatch):
@@ -359,70 +430,3 @@ def test_ids_must_differ_and_a_foreign_folder_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(BadOption, match="holds other files"):
         run(1, tmp_path)
-
-
-def test_demo_examples_have_all_turns_and_their_own_ids():
-    count = len(FAMILIES)
-    drawn = demo_examples("valid", 3, count)
-    assert [e.family for e in drawn] == [FAMILIES[n % len(FAMILIES)] for n in range(3, 3 + count)]
-    assert drawn[0].id == f"{drawn[0].family}-valid-3"
-    messages = next(e for e in drawn if e.family == "text").read()
-    assert len(messages) >= 4 and messages[-1].role == "assistant"
-    assert len(Request(messages=messages[:-1]).images) == 1
-
-
-def line(**changes):
-    entry = {
-        "id": "1",
-        "family": "chart",
-        "messages": [
-            {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}
-        ],
-        "images": ["a.png"],
-        "reference": "A star.",
-    }
-    entry |= changes
-    return json.dumps({k: v for k, v in entry.items() if v is not None})
-
-
-def test_a_jsonl_file_gives_conversations_with_pictures_beside_it(tmp_path):
-    picture(1).save(tmp_path / "a.png")
-    (tmp_path / "d.jsonl").write_text(line() + "\n\n" + line(id="2", reference=None))
-    first, second = read_examples(tmp_path / "d.jsonl")
-    assert first.family == "chart"
-    user, answer = first.read()
-    assert user.parts[0].size == (192, 96) and user.parts[1] == "What?"
-    assert answer == Message("assistant", ("A star.",))
-    assert len(second.read()) == 1
-
-
-def test_all_bad_lines_are_listed_with_their_numbers(tmp_path):
-    picture(1).save(tmp_path / "a.png")
-    (tmp_path / "empty.png").write_bytes(b"")
-    (tmp_path / "cut.png").write_bytes((tmp_path / "a.png").read_bytes()[:300])
-    bad = [
-        line(id="2", images=["no.png"]),
-        line(id="3", images=["empty.png"]),
-        line(id="4", images=["cut.png"]),
-        "{",
-        line(),
-        line(id="5", extra=1),
-        line(id="6", images=[]),
-        line(id="7", images=["a.png", "a.png"]),
-        line(id="8", messages=[{"role": "robot", "content": "x"}], images=None),
-        line(id="9", family=""),
-        line(id="10", messages=[{"role": "assistant", "content": "x"}], images=None),
-    ]
-    (tmp_path / "d.jsonl").write_text("\n".join([line(), *bad]))
-    with pytest.raises(BadRequest) as caught:
-        read_examples(tmp_path / "d.jsonl")
-    text = str(caught.value)
-    assert "11 of 12 lines" in text
-    for number in range(2, 13):
-        assert f"line {number}:" in text
-    assert "no.png" in text and "came before" in text and "extra" in text
-
-
-def test_a_missing_file_says_what_its_format_is(tmp_path):
-    with pytest.raises(BadRequest, match="JSONL"):
-        read_examples(tmp_path / "none.jsonl")

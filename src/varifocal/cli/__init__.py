@@ -56,5 +56,5 @@ def program(
 
 
 def main() -> None:
-    """Where the installed program starts."""
+    """Run the program; `varifocal.__main__` does so with an eye on Ctrl-C from the start."""
     app()

@@ -31,9 +31,10 @@ def request_from(ask: AskOptions, limits: LimitOptions, sampling: SamplingOption
     """The request that was typed; everything about it that can be checked without the target is."""
     for number, stop in enumerate(limits.stop):
         check_text(stop, f"--stop number {number + 1}")
+    limit = limits.max_new_tokens
     return Request(
         messages=_messages(ask),
-        max_new_tokens=limits.max_new_tokens,
+        max_new_tokens=Request.max_new_tokens if limit is None else limit,
         sampling=sampling_from(sampling),
         stop=tuple(limits.stop),
     )

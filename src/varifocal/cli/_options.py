@@ -53,8 +53,12 @@ class LimitOptions:
     """When to stop."""
 
     max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", help="Most tokens of an answer.")
-    ] = 256
+        int | None,  # None: not typed, so that a suite's own limits hold
+        typer.Option(
+            "--max-new-tokens",
+            help="Most tokens of an answer. If left out: as a suite says, else 256.",
+        ),
+    ] = None
     stop: Annotated[
         list[str],
         typer.Option("--stop", metavar="TEXT", help="End before this text. Repeatable."),

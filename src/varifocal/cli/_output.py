@@ -1,5 +1,6 @@
 """Where a command's words go: answers to standard output, notes to standard error, JSON apart."""
 
+import codecs
 import json
 import os
 import re
@@ -79,12 +80,11 @@ class Output:
         """The machine-readable result, if it was asked for."""
         if self._json is None:
             return
-        text = _pretty(result)
         if self._json == "-":
-            sys.stdout.write(text)
+            sys.stdout.write(_pretty(result, escaped=not _is_utf8(sys.stdout.encoding)))
             sys.stdout.flush()
         else:
-            write_whole(Path(self._json), text)
+            write_whole(Path(self._json), _pretty(result))
 
 
 class Bar:
@@ -102,9 +102,19 @@ class Bar:
         self._progress.update(self._task, completed=done, total=total, description=label)
 
 
-def _pretty(result: dict[str, Any]) -> str:
-    """Indented, but lists of numbers on one line. Strings hold no raw line breaks in JSON."""
-    text = json.dumps(result, ensure_ascii=False, allow_nan=False, indent=1)
+def _is_utf8(encoding: str | None) -> bool:
+    try:
+        return codecs.lookup(encoding or "").name == "utf-8"
+    except LookupError:
+        return False
+
+
+def _pretty(result: dict[str, Any], *, escaped: bool = False) -> str:
+    """Indented, but lists of numbers on one line. Strings hold no raw line breaks in JSON.
+
+    `escaped` is for a stream that knows few letters and would put ? for the others.
+    """
+    text = json.dumps(result, ensure_ascii=escaped, allow_nan=False, indent=1)
     rows = re.sub(r"\[\n\s+([^\[\]{}\"]*?)\n\s*\]", lambda m: f"[{' '.join(m[1].split())}]", text)
     return f"{rows}\n"
 

@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -134,7 +134,8 @@ class Command(TyperCommand):
             logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
             logging.getLogger("varifocal").setLevel(logging.DEBUG)
         try:
-            return super().invoke(ctx)
+            with _hushed(bool(ctx.params.get("quiet")) and not is_debugged):
+                return super().invoke(ctx)
         except (typer.Exit, typer.TyperException):
             raise
         except BrokenPipeError:
@@ -143,6 +144,19 @@ class Command(TyperCommand):
             if is_debugged:
                 traceback.print_exc()
             raise
+
+
+@contextmanager
+def _hushed(is_asked: bool) -> Iterator[None]:
+    """Warnings of the log are notes as well: Python prints them even if nobody set up a log."""
+    log = logging.getLogger("varifocal")
+    before = log.level
+    if is_asked:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _with_json_value(args: Sequence[str]) -> list[str]:

@@ -256,6 +256,7 @@ def build(build: BuildOptions, output: OutputOptions) -> None:
     for name, value in plan.items():
         if name != "seed" and not value > 0:
             raise BadOption(f"{name} must be positive, got {value}")
+    set_threads(build.threads)
     if not output.quiet:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     recipe = train(run, folder, BuildPlan(**plan), start=start)

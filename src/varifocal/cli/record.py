@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from varifocal.cli._inputs import load_target_from
 from varifocal.cli._options import OutputOptions, TargetOptions
 from varifocal.cli._output import Output
-from varifocal.errors import BadOption
+from varifocal.errors import BadArtifact, BadOption
+
+if TYPE_CHECKING:
+    from varifocal.training.artifacts import ArtifactStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,29 +71,48 @@ def record(record: RecordOptions, model: TargetOptions, output: OutputOptions) -
     else:
         examples = read_examples(Path(record.data))
     target = load_target_from(model, out)
-    with out.progress("recording", len(examples)) as bar:
-        store = record_samples(
-            target,
-            examples,
-            record.out,
-            answers=record.answers,  # type: ignore[arg-type]  # checked above
-            batch=record.batch,
-            shard_size=record.shard_size,
-            max_new_tokens=record.max_new_tokens,
-            dtype=record.stored,  # type: ignore[arg-type]  # checked above
-            progress=bar.at,
-        )
+    try:
+        with out.progress("recording", len(examples)) as bar:
+            store = record_samples(
+                target,
+                examples,
+                record.out,
+                answers=record.answers,  # type: ignore[arg-type]  # checked above
+                batch=record.batch,
+                shard_size=record.shard_size,
+                max_new_tokens=record.max_new_tokens,
+                dtype=record.stored,  # type: ignore[arg-type]  # checked above
+                progress=bar.at,
+            )
+    except KeyboardInterrupt:
+        out.note(_kept(record.out))
+        raise typer.Exit(130) from None
+    _report(store, record.out, out)
+
+
+def _kept(folder: Path) -> str:
+    """What Ctrl-C left."""
+    from varifocal.training.artifacts import Manifest
+
+    try:
+        count = len(Manifest.read(folder).rows)
+    except BadArtifact:  # interrupted before it began
+        count = 0
+    return f"interrupted; {count} samples are kept in {folder}, and the same command goes on there"
+
+
+def _report(store: "ArtifactStore", folder: Path, out: Output) -> None:
     manifest = store.manifest
     for name, reason in list(manifest.skipped.items())[:20]:
         out.note(f"{name} was left out: {reason}")
     out.line(
         f"{len(store)} samples with {manifest.num_supervised} answer tokens, "
-        f"{manifest.num_bytes / 2**20:.1f} MiB in {record.out}; {len(manifest.skipped)} left out"
+        f"{manifest.num_bytes / 2**20:.1f} MiB in {folder}; {len(manifest.skipped)} left out"
     )
     out.write(
         {
-            "out": str(record.out),
-            "target": target.name,
+            "out": str(folder),
+            "target": manifest.origin.target,
             "samples": len(store),
             "answer_tokens": manifest.num_supervised,
             "bytes": manifest.num_bytes,

@@ -3,8 +3,9 @@
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +17,14 @@ from varifocal.cli._options import OutputOptions, TargetOptions
 from varifocal.cli._output import Output
 from varifocal.drafters import drafter_class
 from varifocal.engine import parse_options
-from varifocal.errors import BadOption
+from varifocal.errors import BadOption, DrafterMismatch
 from varifocal.evaluation.suites import load_suite
 from varifocal.request import Request
 
 if TYPE_CHECKING:
     from varifocal.drafter import Drafter
     from varifocal.targets._hf import HFTarget
+    from varifocal.training.artifacts import ArtifactStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,20 @@ class TrainOptions:
     valid: Annotated[
         float, typer.Option("--valid", help="Share of the artifacts kept for the held-out loss.")
     ] = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedTargetOptions(TargetOptions):
+    """The model whose artifacts these are, and where it runs."""
+
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            metavar="ID|PATH|demo",
+            help="The model; if left out, the one that was recorded.",
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +113,10 @@ class RecipeOptions:
 
 
 def train(
-    train: TrainOptions, recipe: RecipeOptions, model: TargetOptions, output: OutputOptions
+    train: TrainOptions,
+    recipe: RecipeOptions,
+    model: RecordedTargetOptions,
+    output: OutputOptions,
 ) -> None:
     """Train a drafter on recorded artifacts.
 
@@ -116,7 +135,7 @@ def train(
         raise BadOption(f"valid must be a share in [0, 1), got {train.valid}")
     requests = _held_out(train)
     store = ArtifactStore.open(train.artifacts)
-    target = load_target_from(model, out, dtype=torch.float32)
+    target = _recorded(store, model, out)
     drafter = _fresh(train.drafter, target, options, config.seed)
     data, valid = store.split(train.valid)
     command = f"varifocal {shlex.join(sys.argv[1:])}"
@@ -127,21 +146,46 @@ def train(
         )
         save_trained(drafter, train.out, card=card)
 
-    result = fit(
-        drafter,  # type: ignore[arg-type]  # checked in `_fresh`
-        data,
-        train.out,
-        config,
-        frozen=target.model,
-        export=export,
-        valid=valid,
-        evaluate=(lambda made: tau_of(target, made, requests)) if requests else None,
-        resume=train.resume,
-        quiet=output.quiet,
-    )
+    with _saying_how_to_go_on(train.out, out):
+        result = fit(
+            drafter,  # type: ignore[arg-type]  # checked in `_fresh`
+            data,
+            train.out,
+            config,
+            frozen=target.model,
+            export=export,
+            valid=valid,
+            evaluate=(lambda made: tau_of(target, made, requests)) if requests else None,
+            resume=train.resume,
+            quiet=output.quiet,
+        )
     scores = ", ".join(f"{name} {value:.3g}" for name, value in result.scores.items())
     out.line(f"{train.drafter} after {result.steps} updates in {train.out}: {scores}")
     out.write({"out": str(train.out), "drafter": train.drafter, **asdict(result)})
+
+
+def _recorded(store: "ArtifactStore", model: RecordedTargetOptions, out: Output) -> "HFTarget":
+    """The target that the artifacts were recorded of: states of another teach nonsense."""
+    origin = store.manifest.origin
+    model = replace(model, target=model.target or origin.target)
+    target = load_target_from(model, out, dtype=torch.float32)
+    if target.fingerprint != origin.fingerprint:
+        raise DrafterMismatch(
+            f"the artifacts in {store.folder} were recorded of {origin.target!r} (fingerprint "
+            f"{origin.fingerprint}), but the target is {target.name!r} (fingerprint "
+            f"{target.fingerprint}). Train with the target that was recorded, or record this one: "
+            f"`varifocal record --target {shlex.quote(target.name)} --out DIR`"
+        )
+    return target
+
+
+@contextmanager
+def _saying_how_to_go_on(folder: Path, out: Output) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        out.note(f"cut off; the same command with --resume goes on from the checkpoint in {folder}")
+        raise
 
 
 def _held_out(options: TrainOptions) -> Mapping[str, list[Request]]:

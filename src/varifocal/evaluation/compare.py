@@ -99,6 +99,7 @@ def requests_of(
 ) -> list[Request]:
     """The requests to compare: greedy, sampled, or each case twice.
 
+    `max_new_tokens` None and no `stop` leave each case its own.
     Sampled ones take `sampling`, with temperature 1.0 where it says 0, and request number n the
     seed `sampling.seed + n`.
     """
@@ -106,9 +107,10 @@ def requests_of(
     drawn = replace(base, temperature=base.temperature or 1.0)
     made = []
     for number, case in enumerate(cases):
+        own = case.request.max_new_tokens
         request = replace(
             case.request,
-            max_new_tokens=max_new_tokens or case.request.max_new_tokens,
+            max_new_tokens=own if max_new_tokens is None else max_new_tokens,
             stop=tuple(stop) or case.request.stop,
             id=case.id,
         )

@@ -5,6 +5,7 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -20,8 +21,13 @@ from torch import Tensor
 
 from varifocal.errors import BadArtifact
 
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing keeps two recordings apart
+    fcntl = None  # type: ignore[assignment]
+
 FORMAT, VERSION = "varifocal-artifacts", 1
-MANIFEST = "manifest.json"
+MANIFEST, LOCK = "manifest.json", ".lock"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _SORTED_TOGETHER = 32  # batches whose samples are sorted by length among themselves
 
@@ -306,17 +312,44 @@ def write_shard(folder: Path, file: str, samples: Sequence[Artifact], dtype: str
 
 def check_shard(folder: Path, shard: Shard, *, contents: bool) -> None:
     """Raise BadArtifact unless the file is the one that was written."""
+    if damage := damage_of(folder, shard, contents=contents):
+        raise BadArtifact(f"{damage}; {_again(folder / shard.file)}")
+
+
+def damage_of(folder: Path, shard: Shard, *, contents: bool) -> str | None:
+    """What is wrong with a file, or None if it is the one that was written."""
     path = folder / shard.file
     try:
         size = path.stat().st_size
-        if size == shard.num_bytes and contents:
+        if size != shard.num_bytes:
+            return f"{path} has {size} bytes, wanted {shard.num_bytes}"
+        if contents:
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                    raise BadArtifact(f"{path} is damaged (its checksum is wrong); {_again(path)}")
+                    return f"{path} is damaged (its checksum is wrong)"
     except OSError as error:
-        raise BadArtifact(f"{path} cannot be read ({error.strerror}); {_again(path)}") from error
-    if size != shard.num_bytes:
-        raise BadArtifact(f"{path} has {size} bytes, wanted {shard.num_bytes}; {_again(path)}")
+        return f"{path} cannot be read ({error.strerror})"
+    return None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other recordings out of a folder; the system lets go of it even after a kill.
+
+    The file stays: were it deleted, a third recording could lock a new one beside the second's.
+    """
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context((folder / LOCK).open("a"))
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadArtifact(
+                f"another record is writing into {folder}; wait for it or choose another folder"
+            ) from None
+        except OSError:  # a folder only to be read, or a network disk without locks
+            pass
+        yield
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -1,17 +1,17 @@
 """Conversations to record: from a JSONL file, or drawn by the demo's generator."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from varifocal.chat import read_messages
 from varifocal.demo.sample import Split
 from varifocal.errors import BadImage, BadRequest, VarifocalError
-from varifocal.images import load_image
-from varifocal.request import Message, Part, Role
+from varifocal.evaluation.suites import _KEYS  # one list: whatever a suite may hold can be recorded
+from varifocal.request import Message, Request
 
-_KEYS = frozenset({"id", "family", "messages", "images", "reference"})
 _LISTED = 20  # bad lines that an error shows
 
 
@@ -51,32 +51,25 @@ def _drawn(family: str, number: int, split: Split) -> Example:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The lines of a JSONL file: `id`, `family`, `messages`, `images`, optional `reference`.
+    """The lines of a JSONL file in the form of a suite (see `evaluation.suites`).
 
-    Every line is checked before anything is returned, pictures included; all bad ones are listed.
+    Here a conversation may also end with the assistant. One that ends with the user gets the
+    `reference` as its answer; `max_new_tokens` is for suites and changes nothing. Every line is
+    checked before anything is returned, pictures included; all bad ones are listed.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(
-            f"{path} cannot be read ({error}). It must be a JSONL file, one example a line: "
-            '{"id": "1", "family": "chart", "messages": [{"role": "user", "content": [{"type": '
-            '"image"}, {"type": "text", "text": "..."}]}], "images": ["1.png"], "reference": "."}. '
-            "--data demo draws examples instead"
-        ) from error
     examples: list[Example] = []
     problems: list[str] = []
-    seen: set[str] = set()
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    seen: dict[str, int] = {}
+    for number, line in _lines(path):
         try:
-            example = _parsed(json.loads(line), path.parent)
+            example = _parsed(json.loads(line), number, path.parent)
             if example.id in seen:
-                raise BadRequest(f"the id {example.id!r} came before")
-            seen.add(example.id)
+                raise BadRequest(f"the id {example.id!r} was used in line {seen[example.id]}")
+            seen[example.id] = number
             example.read()
             examples.append(example)
+        except RecursionError:
+            problems.append(f"  line {number}: nested too deeply")
         except (VarifocalError, ValueError) as error:
             problems.append(f"  line {number}: {error}")
     if problems:
@@ -90,64 +83,62 @@ def read_examples(path: Path) -> list[Example]:
     return examples
 
 
-def _parsed(entry: Any, folder: Path) -> Example:
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """The lines that are not empty, with their numbers."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(
+            f"{path} cannot be read ({error}). It must be a JSONL file, one example a line: "
+            '{"id": "1", "family": "chart", "messages": [{"role": "user", "content": [{"type": '
+            '"image"}, {"type": "text", "text": "..."}]}], "images": ["1.png"], "reference": "."}. '
+            "--data demo draws examples instead"
+        ) from error
+    # Not splitlines: JSON texts may hold other characters that it takes for ends of lines.
+    return [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _parsed(entry: Any, number: int, folder: Path) -> Example:
     if not isinstance(entry, dict):
         raise BadRequest(f"wanted a JSON object, got {type(entry).__name__}")
-    if unknown := sorted(set(entry) - _KEYS):
-        raise BadRequest(f"unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
-    for key in ("id", "family"):
-        if not isinstance(entry.get(key), str) or not entry[key]:
-            raise BadRequest(f"{key!r} must be a text, got {entry.get(key)!r}")
-    messages, images = entry.get("messages"), entry.get("images", [])
-    if not isinstance(messages, list) or not messages:
-        raise BadRequest("'messages' must be a list with at least one message")
-    if not isinstance(images, list) or not all(isinstance(i, str) for i in images):
-        raise BadRequest("'images' must be a list of paths relative to the file")
-    reference = entry.get("reference")
-    if reference is not None:
-        if not isinstance(reference, str) or not reference:
-            raise BadRequest(f"'reference' must be a text, got {reference!r}")
-        messages = [*messages, {"role": "assistant", "content": reference}]
-    paths = [folder / name for name in images]
-    return Example(entry["id"], entry["family"], lambda: _messages(messages, paths))
+    if unknown := [key for key in entry if key not in _KEYS]:
+        raise BadRequest(f"unknown field {', '.join(unknown)}; known are {', '.join(_KEYS)}")
+    if "messages" not in entry:
+        raise BadRequest("'messages' are missing")
+    for key in ("id", "family", "reference"):
+        if not isinstance(entry.get(key), str | None):
+            raise BadRequest(f"{key!r} must be a text, got {entry[key]!r:.60}")
+    budget = entry.get("max_new_tokens", 1)
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+        raise BadRequest(f"'max_new_tokens' must be a count from 1, got {budget!r:.60}")
+    images = entry.get("images", [])
+    if not isinstance(images, list):
+        raise BadRequest(f"'images' must be a list of paths, got {images!r:.60}")
+    messages, reference = entry["messages"], entry.get("reference")
+
+    def read() -> tuple[Message, ...]:
+        return _answered(read_messages(messages, folder, pictures=images), reference)
+
+    return Example(entry.get("id") or f"line-{number}", entry.get("family") or "all", read)
 
 
-def _messages(entries: Sequence[Any], paths: Sequence[Path]) -> tuple[Message, ...]:
-    """Pictures are taken from the list in the order of the picture parts."""
-    pictures = iter(paths)
-    messages = []
-    for entry in entries:
-        role: Any = entry.get("role") if isinstance(entry, dict) else None
-        if role not in get_args(Role):
-            raise BadRequest(f"'role' must be one of {', '.join(get_args(Role))}, got {role!r}")
-        content = entry.get("content")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if not isinstance(parts, list) or not parts:
-            raise BadRequest(f"'content' must be a text or a list of parts, got {content!r}")
-        messages.append(Message(role, tuple(_part(part, pictures) for part in parts)))
-    if left := len(list(pictures)):
-        raise BadRequest(f"{left} of {len(paths)} images have no picture part in the messages")
-    _check_turns(messages)
-    return tuple(messages)
-
-
-def _part(part: Any, pictures: Any) -> Part:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    if kind not in ("image", "image_url"):
-        raise BadRequest(f"a part must be of type text, image or image_url, got {part!r}")
-    path = next(pictures, None)
-    if path is None:
-        raise BadRequest("there are more picture parts than 'images'")
-    return load_image(path)
-
-
-def _check_turns(messages: Sequence[Message]) -> None:
-    turns = [m.role for m in messages if m.role != "system"]
-    wanted = ["user", "assistant"] * len(turns)
-    if not turns or turns != wanted[: len(turns)]:
-        raise BadRequest(f"user and assistant must take turns, user first, got {turns}")
-    for message in messages:
+def _answered(talk: tuple[Message, ...], reference: str | None) -> tuple[Message, ...]:
+    """The conversation with the reference as its last answer; every question is checked."""
+    roles = [message.role for message in talk]
+    if roles[-1] == "system":
+        raise BadRequest(f"'messages' must end with a user or an assistant message, got {roles}")
+    if reference and roles[-1] == "assistant":
+        raise BadRequest(
+            "'messages' end with an answer and there is a 'reference' too; leave one of them out"
+        )
+    for n, message in enumerate(talk):
+        if message.role == "assistant" and (n == 0 or roles[n - 1] != "user"):
+            raise BadRequest(f"an assistant message must follow a user message, got {roles}")
         if message.role == "assistant" and not all(isinstance(p, str) for p in message.parts):
             raise BadImage("an assistant message holds a picture; only users show pictures")
+    ends = [n for n, role in enumerate(roles) if role == "assistant"]
+    if roles[-1] == "user":
+        ends.append(len(talk))
+    for end in ends:
+        Request(messages=talk[:end])  # refuses what a target cannot be asked
+    return (*talk, Message("assistant", (reference,))) if reference else talk

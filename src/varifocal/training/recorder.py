@@ -8,7 +8,7 @@ without padding, so its states are those of a single run whatever is recorded be
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,12 +23,14 @@ from varifocal.training._entropy import watched
 from varifocal.training._script import Script, asked, script_of, turns_of
 from varifocal.training.artifacts import (
     DTYPES,
+    LOCK,
     MANIFEST,
     Artifact,
     ArtifactStore,
     Manifest,
     Origin,
-    check_shard,
+    damage_of,
+    locked,
     write_shard,
 )
 from varifocal.training.examples import Example
@@ -63,7 +65,7 @@ def record(
     turns follow on: given texts are checked like a draft, and from the first that it would not say
     on, `batch` conversations at a time say it anew. With "reference" given texts are kept. Samples
     that cannot be used are skipped and listed with the reason in the manifest. Ctrl-C keeps all
-    that is done.
+    that is done. While it runs, no other recording may write into `out`.
     """
     if min(batch, shard_size, max_new_tokens) < 1:
         raise BadOption(
@@ -80,14 +82,33 @@ def record(
         max_new_tokens=max_new_tokens,
         dtype=dtype,
     )
-    manifest = _begun(out, origin)
     _check_ids(examples)
+    _check_folder(out)
+    with locked(out):
+        manifest = _begun(out, origin)
+        session = _Session(target, out, manifest, shard_size)
+        _record_rest(session, examples, batch, max_new_tokens, progress)
+    if not session.manifest.rows:
+        reason = next(iter(session.manifest.skipped.values()), "there were no examples")
+        raise BadArtifact(f"nothing could be recorded in {out}: {reason}")
+    return ArtifactStore.open(out, check=False)
+
+
+def _record_rest(
+    session: "_Session",
+    examples: Sequence[Example],
+    batch: int,
+    max_new_tokens: int,
+    progress: Progress | None,
+) -> None:
+    """Record the examples that the session's manifest does not list."""
+    target, manifest = session.target, session.manifest
     known = {row.id for row in manifest.rows} | set(manifest.skipped)
     todo = [example for example in examples if example.id not in known]
     if todo:
-        _check_room(target, todo, out, manifest, max_new_tokens)
-    session = _Session(target, out, manifest, shard_size)
-    writer = Answers(target, max_new_tokens, batched=batch > 1) if answers == "target" else None
+        _check_room(target, todo, session.out, manifest, max_new_tokens)
+    says = manifest.origin.answers == "target"
+    writer = Answers(target, max_new_tokens, batched=batch > 1) if says else None
     done = len(examples) - len(todo)
     try:
         for start in range(0, len(todo), batch):
@@ -98,10 +119,6 @@ def record(
                 progress(done, len(examples))
     finally:  # also on Ctrl-C: a full disk has raised before and left nothing behind
         session.flush()
-    if not session.manifest.rows:
-        reason = next(iter(session.manifest.skipped.values()), "there were no examples")
-        raise BadArtifact(f"nothing could be recorded in {out}: {reason}")
-    return ArtifactStore.open(out, check=False)
 
 
 class _Session:
@@ -191,6 +208,13 @@ class _Session:
     def flush(self) -> None:
         """Write what waits, then the manifest that lists it."""
         waiting, self._waiting = self._waiting, []
+        try:
+            self._write(waiting)
+        except KeyboardInterrupt:
+            self._waiting = waiting  # for the flush that follows Ctrl-C; a full disk gets no other
+            raise
+
+    def _write(self, waiting: Sequence[Artifact]) -> None:
         manifest = replace(self.manifest, skipped={**self.manifest.skipped, **self._skipped})
         if waiting:
             used = {shard.file for shard in manifest.shards}
@@ -259,32 +283,54 @@ def _check_features(target: HFTarget, script: Script, sample: Artifact) -> None:
         raise RuntimeError(f"recorded states of {sample.id} are off by {worst} from a fresh run")
 
 
+def _check_folder(out: Path) -> None:
+    """A folder of our own, made if there is none."""
+    ours = {LOCK, f"{MANIFEST}.new"}  # what a recording that has just begun leaves for a moment
+    is_used = any(path.name not in ours for path in out.glob("*"))
+    if is_used and not (out / MANIFEST).exists():
+        raise BadOption(f"{out} holds other files; choose a new folder for the recording")
+    _make(out)
+
+
 def _begun(out: Path, origin: Origin) -> Manifest:
     """The manifest to continue: that of the folder, without shards that are missing or damaged."""
     if not (out / MANIFEST).exists():
-        if out.exists() and any(out.glob("*")):
-            raise BadOption(f"{out} holds other files; choose a new folder for the recording")
-        _make(out)
         manifest = Manifest(origin=origin)
         manifest.write(out)
         return manifest
     manifest = Manifest.read(out)
     if manifest.origin != origin:
         raise BadOption(
-            f"{out} was recorded as {manifest.origin}, wanted {origin}; choose another folder"
+            f"{out} was recorded with other settings ({_difference(origin, manifest.origin)}); "
+            "choose another folder, or the settings of the recording"
         )
     whole = []
     for shard in manifest.shards:
-        try:
-            check_shard(out, shard, contents=True)
+        damage = damage_of(out, shard, contents=True)
+        if damage is None:
             whole.append(shard)
-        except BadArtifact as error:
-            logger.warning("recorded anew: %s", error)
+        else:
+            logger.warning(
+                "a damaged file is dropped and its %d samples are recorded again: %s",
+                len(shard.rows),
+                damage,
+            )
+    if len(whole) < len(manifest.shards):
+        manifest = replace(manifest, shards=tuple(whole))
+        manifest.write(out)  # before the files go, so that it lists what there is after Ctrl-C too
     listed = {shard.file for shard in whole}
     for path in out.glob("shard-*"):
         if path.name not in listed:  # left by a kill, or damaged
             path.unlink()
-    return replace(manifest, shards=tuple(whole))
+    return manifest
+
+
+def _difference(wanted: Origin, got: Origin) -> str:
+    """The fields that differ."""
+    new, old = asdict(wanted), asdict(got)
+    return "; ".join(
+        f"{name}: wanted {new[name]}, got {old[name]}" for name in new if new[name] != old[name]
+    )
 
 
 def _make(out: Path) -> None:
