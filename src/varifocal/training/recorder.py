@@ -311,7 +311,7 @@ def _begun(out: Path, origin: Origin) -> Manifest:
             whole.append(shard)
         else:
             logger.warning(
-                "a damaged file is dropped and its %d samples are recorded again: %s",
+                "a damaged file is dropped; its %d samples are recorded again if asked for: %s",
                 len(shard.rows),
                 damage,
             )
