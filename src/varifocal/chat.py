@@ -14,6 +14,8 @@ from varifocal.errors import BadImage, BadRequest
 from varifocal.images import load_image
 from varifocal.request import Message, Part, Role
 
+# What a line of a JSONL file may hold, for suites and for recording alike.
+LINE_KEYS = ("id", "family", "messages", "images", "reference", "max_new_tokens")
 LoadPicture = Callable[[Path | bytes, str], Image.Image]  # a file or its bytes; its name in errors
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varifocal.chat import check_picture, open_picture, read_messages
+from varifocal.chat import LINE_KEYS, check_picture, open_picture, read_messages
 from varifocal.demo.sample import Sample, Split
 from varifocal.demo.world import FAMILIES, draw
 from varifocal.errors import BadArtifact, BadOption, VarifocalError
@@ -20,7 +20,6 @@ from varifocal.request import Request, ask
 
 MAX_NEW_TOKENS = 200
 DEMO_LIMIT = 20  # requests a family, where the caller names no limit
-_KEYS = ("id", "family", "messages", "images", "reference", "max_new_tokens")
 _SHOWN = 20  # bad lines that are listed
 
 
@@ -154,8 +153,8 @@ def _each(path: Path, lines: Sequence[tuple[int, str]], load: Callable[..., Any]
 def _case(raw: object, number: int, path: Path, load: Callable[..., Any]) -> Case:
     if not isinstance(raw, dict):
         raise BadArtifact("wanted a JSON object")
-    if unknown := [key for key in raw if key not in _KEYS]:
-        raise BadArtifact(f"unknown field {', '.join(unknown)}; known are {', '.join(_KEYS)}")
+    if unknown := [key for key in raw if key not in LINE_KEYS]:
+        raise BadArtifact(f"unknown field {', '.join(unknown)}; known are {', '.join(LINE_KEYS)}")
     if "messages" not in raw:
         raise BadArtifact("messages are missing")
     pictures = raw.get("images", [])

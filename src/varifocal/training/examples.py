@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varifocal.chat import read_messages
+from varifocal.chat import LINE_KEYS, read_messages
 from varifocal.demo.sample import Split
 from varifocal.errors import BadImage, BadRequest, VarifocalError
-from varifocal.evaluation.suites import _KEYS  # one list: whatever a suite may hold can be recorded
 from varifocal.request import Message, Request
 
 _LISTED = 20  # bad lines that an error shows
@@ -101,8 +100,8 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 def _parsed(entry: Any, number: int, folder: Path) -> Example:
     if not isinstance(entry, dict):
         raise BadRequest(f"wanted a JSON object, got {type(entry).__name__}")
-    if unknown := [key for key in entry if key not in _KEYS]:
-        raise BadRequest(f"unknown field {', '.join(unknown)}; known are {', '.join(_KEYS)}")
+    if unknown := [key for key in entry if key not in LINE_KEYS]:
+        raise BadRequest(f"unknown field {', '.join(unknown)}; known are {', '.join(LINE_KEYS)}")
     if "messages" not in entry:
         raise BadRequest("'messages' are missing")
     for key in ("id", "family", "reference"):
