@@ -155,9 +155,11 @@ def test_sliding_windows_are_refused_by_name(target):
         check_cacheable(Config(), "some model")
 
 
-def test_exact_rows_make_scattered_paths_bit_equal_in_bfloat16():
+@pytest.mark.parametrize("context", [300, 3000])
+def test_exact_rows_make_scattered_paths_bit_equal_in_bfloat16(context):
     target = tiny.tiny_target(dtype=torch.bfloat16, exact_rows=True)
-    prompt = target.encode(ask("word " * 40, [tiny.picture()]))
+    prompt = target.encode(ask("x" * (context - 120), [tiny.picture()]))
+    assert abs(len(prompt.tokens) - context) < 20
     rng = torch.Generator().manual_seed(0)
     drafted, _ = target.prefill(prompt, Want())
     plain, _ = target.prefill(prompt, Want())
