@@ -4,7 +4,7 @@
 # Everything is fixed here beforehand; the bench draws test pictures, which nothing was trained on.
 #   usage: benchmarks/visual_gain.sh ARTIFACTS OUT [STEPS]
 set -eu
-artifacts=$1 out=$2 steps=${3:-400}
+artifacts=$1 out=$2 steps=${3:-1400}
 run=${VARIFOCAL:-.venv/bin/varifocal}
 chain=width=1:nodes=6:depth=6
 entries=plain
