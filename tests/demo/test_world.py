@@ -117,8 +117,8 @@ def test_answers_are_of_a_plausible_length() -> None:
 
 def test_about_half_of_the_yes_or_no_questions_are_false() -> None:
     answers = [t.answer for sample in drawn("yesno", "train") for t in sample.turns]
-    assert all(answer.startswith(("Yes, ", "No, ")) for answer in answers)
-    assert 0.35 < mean(answer.startswith("No") for answer in answers) < 0.65
+    assert all(answer.endswith((", so yes.", ", so no.")) for answer in answers)
+    assert 0.35 < mean(answer.endswith("no.") for answer in answers) < 0.65
 
 
 def test_about_two_thirds_of_the_pictures_have_the_usual_size() -> None:

@@ -1,5 +1,7 @@
 """Food chains, cycles and flows of words joined by arrows (after ScienceQA).
 
+Answers follow the arrows from end to end before they conclude.
+
 Held out for the test: a third of the words and of the living things.
 """
 
@@ -41,6 +43,14 @@ class Chain:
     @property
     def joined(self) -> str:
         return listed([f"<{name}>" for name in self.names])
+
+    @property
+    def told(self) -> str:
+        """All parts in order; a cycle comes back to where it started."""
+        parts = " to ".join(f"<{name}>" for name in self.names)
+        if self.is_cycle:
+            return f"Starting at the top left the cycle runs {parts} and back to <{self.names[0]}>"
+        return f"Along the arrows the {self.noun} runs {parts}"
 
 
 def draw(rng: Random, split: Split) -> Draft:
@@ -156,7 +166,6 @@ def _ask(rng: Random, canvas: Canvas, chain: Chain) -> Draft:
 
 
 def _order(rng: Random, chain: Chain) -> Turn:
-    start = "Starting at the top left" if chain.is_cycle else "Along the arrows"
     return turn(
         rng,
         (
@@ -164,8 +173,7 @@ def _order(rng: Random, chain: Chain) -> Turn:
             f"Name the parts of the {chain.noun} in order.",
             f"Follow the arrows of the {chain.noun}.",
         ),
-        f"{start} the {chain.noun} runs {' to '.join(f'<{name}>' for name in chain.names)}"
-        + (f" and back to <{chain.names[0]}>." if chain.is_cycle else "."),
+        f"{chain.told}.",
     )
 
 
@@ -180,11 +188,9 @@ def _neighbour(rng: Random, chain: Chain, step: int) -> Turn:
     if chain.noun == "food chain":
         if step > 0:
             questions = (f"What eats {name}?", f"Which animal eats {name} in the food chain?")
-            return turn(rng, questions, f"The arrow from {name} points to <{other}>, so <{other}> "
-                        f"eats {name}.")  # fmt: skip
+            return turn(rng, questions, f"{chain.told}, so <{other}> eats {name}.")
         questions = (f"What does {name} eat?", f"What is the food of {name}?")
-        return turn(rng, questions, f"The arrow to {name} comes from <{other}>, so {name} eats "
-                    f"<{other}>.")  # fmt: skip
+        return turn(rng, questions, f"{chain.told}, so {name} eats <{other}>.")
     if step > 0:
         return turn(
             rng,
@@ -193,12 +199,12 @@ def _neighbour(rng: Random, chain: Chain, step: int) -> Turn:
                 f"What follows {name} in the {chain.noun}?",
                 f"Where does the arrow from {name} lead?",
             ),
-            f"The arrow from {name} points to <{other}>, so <{other}> comes after {name}.",
+            f"{chain.told}, so <{other}> comes after {name}.",
         )
     return turn(
         rng,
         (f"What comes before {name}?", f"What leads to {name} in the {chain.noun}?"),
-        f"The arrow to {name} comes from <{other}>, so <{other}> comes before {name}.",
+        f"{chain.told}, so <{other}> comes before {name}.",
     )
 
 
@@ -210,7 +216,7 @@ def _gone(rng: Random, chain: Chain) -> Turn:
     later = chain.names[(i + 2) % number] if chain.is_cycle or i + 2 < number else ""
     if chain.noun == "food chain":
         questions = (f"What happens if {name} dies out?", f"Who loses food without {name}?")
-        text = f"{name} is eaten by <{after}>, so without {name} <{after}> loses its food"
+        text = f"{chain.told}, so without {name} <{after}> loses its food"
         text += f", and then <{later}> has less to eat." if later else ", and it is the last."
         return turn(rng, questions, text)
     return turn(
@@ -219,7 +225,7 @@ def _gone(rng: Random, chain: Chain) -> Turn:
             f"What happens if {name} is removed from the {chain.noun}?",
             f"What is cut off if {name} is missing?",
         ),
-        f"{name} leads to <{after}>, so without {name} nothing reaches <{after}>"
+        f"{chain.told}, so without {name} nothing reaches <{after}>"
         + (f", and then <{later}> stops too." if later else ", and it is the last."),
     )
 
@@ -239,7 +245,7 @@ def _two_on(rng: Random, chain: Chain) -> Turn:
     return turn(
         rng,
         (f"What comes two steps after {name}?", f"Where are we two arrows after {name}?"),
-        f"After {name} comes <{via}>, and after <{via}> comes <{goal}>.",
+        f"{chain.told}. After {name} comes <{via}>, and after <{via}> comes <{goal}>.",
     )
 
 
@@ -250,7 +256,7 @@ def _ends(rng: Random, chain: Chain) -> Turn:
             f"Where does the {chain.noun} start and where does it end?",
             f"What are the first and the last part of the {chain.noun}?",
         ),
-        f"The {chain.noun} starts with <{chain.names[0]}> and ends with <{chain.names[-1]}>.",
+        f"{chain.told}, so it starts with <{chain.names[0]}> and ends with <{chain.names[-1]}>.",
     )
 
 

@@ -1,4 +1,8 @@
-"""Grids of coloured shapes: count them and say which stands where (after SEED-Bench)."""
+"""Grids of coloured shapes: count them and say which stands where (after SEED-Bench).
+
+Answers read the grid row by row before they conclude, as people count: what is asked then follows
+from words already said.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -63,17 +67,17 @@ def draw(rng: Random, split: Split) -> Draft:
     if len(cells) < 3:
         return draw(rng, split)
     main = (
-        _count(rng, cells, "colour"),
-        _count(rng, cells, "shape"),
+        _count(rng, cells, "colour", num_rows, num_columns),
+        _count(rng, cells, "shape", num_rows, num_columns),
         _rows(rng, cells, num_rows, num_columns),
-        *_relations(rng, cells),
+        *_relations(rng, cells, num_rows, num_columns),
     )
-    more = (_at(rng, cells, num_rows, num_columns), _total(rng, cells, num_rows))
+    more = (_at(rng, cells, num_rows, num_columns), _total(rng, cells, num_rows, num_columns))
     return Draft(canvas, main, more, _long(rng, cells, num_rows, num_columns))
 
 
-def _count(rng: Random, cells: list[Cell], aspect: str) -> Turn:
-    """Count the shapes of one colour, or of one shape, and say where they stand."""
+def _count(rng: Random, cells: list[Cell], aspect: str, num_rows: int, num_columns: int) -> Turn:
+    """Count the shapes of one colour, or of one shape."""
     if aspect == "colour":
         value = rng.choice(cells).colour
         found = [cell for cell in cells if cell.colour == value]
@@ -81,12 +85,12 @@ def _count(rng: Random, cells: list[Cell], aspect: str) -> Turn:
     else:
         value = noun = rng.choice(cells).shape
         found = [cell for cell in cells if cell.shape == value]
-    places = listed([f"{cell.marked} at {cell.place}" for cell in found])
+    rows = _all_rows(cells, num_rows, num_columns)
     verb = "is" if len(found) == 1 else "are"
     return turn(
         rng,
         (f"How many {noun}s are there?", f"Count the {noun}s.", f"How many {noun}s can you see?"),
-        f"I see a {places}, so there {verb} {counted(len(found), noun)}.",
+        f"{rows} So there {verb} {counted(len(found), noun)}.",
     )
 
 
@@ -103,6 +107,12 @@ def _rows(rng: Random, cells: list[Cell], num_rows: int, num_columns: int) -> Tu
     )
 
 
+def _all_rows(cells: list[Cell], num_rows: int, num_columns: int) -> str:
+    return " ".join(
+        f"Row {row + 1} holds {_row_text(cells, row, num_columns)}." for row in range(num_rows)
+    )
+
+
 def _row_text(cells: list[Cell], row: int, num_columns: int) -> str:
     by_column = {cell.column: cell for cell in cells if cell.row == row}
     parts = [
@@ -114,34 +124,35 @@ def _row_text(cells: list[Cell], row: int, num_columns: int) -> str:
 def _at(rng: Random, cells: list[Cell], num_rows: int, num_columns: int) -> Turn:
     row, column = rng.randrange(num_rows), rng.randrange(num_columns)
     found = [cell for cell in cells if (cell.row, cell.column) == (row, column)]
-    what = f"there is a {found[0].marked}" if found else "there is <nothing>"
+    what = f"a {found[0].marked}" if found else "<nothing>"
     return turn(
         rng,
         (
             f"What is at row {row + 1}, column {column + 1}?",
             f"Which shape is in the {ORDINALS[row]} row and the {ORDINALS[column]} column?",
         ),
-        f"At row {row + 1}, column {column + 1} {what}.",
+        f"Row {row + 1} holds {_row_text(cells, row, num_columns)}, so in column {column + 1} "
+        f"there is {what}.",
     )
 
 
-def _total(rng: Random, cells: list[Cell], num_rows: int) -> Turn:
-    counts = [sum(cell.row == row for cell in cells) for row in range(num_rows)]
-    steps = listed([f"row {i + 1} has <{NUMBERS[n]}>" for i, n in enumerate(counts)])
+def _total(rng: Random, cells: list[Cell], num_rows: int, num_columns: int) -> Turn:
+    rows = _all_rows(cells, num_rows, num_columns)
     return turn(
         rng,
         ("How many shapes are there?", "How many shapes are there in all?", "Count all shapes."),
-        f"{steps[0].upper()}{steps[1:]}, so there are {counted(len(cells), 'shape')} in all.",
+        f"{rows} So there are {counted(len(cells), 'shape')} in all.",
     )
 
 
-def _relations(rng: Random, cells: list[Cell]) -> tuple[Turn, ...]:
+def _relations(rng: Random, cells: list[Cell], num_rows: int, num_columns: int) -> tuple[Turn, ...]:
     """What is beside or above a shape that stands only once, and where two stand."""
     names = Counter(cell.name for cell in cells)
     unique = [cell for cell in cells if names[cell.name] == 1]
     if not unique:
         return ()
     by_place = {(cell.row, cell.column): cell for cell in cells}
+    rows = _all_rows(cells, num_rows, num_columns)
     cell = rng.choice(unique)
     where = turn(
         rng,
@@ -150,7 +161,7 @@ def _relations(rng: Random, cells: list[Cell]) -> tuple[Turn, ...]:
             f"In which row and column is the {cell.name}?",
             f"Find the {cell.name}.",
         ),
-        f"The {cell.name} is in {cell.place}.",
+        f"{rows} So the {cell.name} is in {cell.place}.",
     )
     words, step = rng.choice(
         (
@@ -169,12 +180,12 @@ def _relations(rng: Random, cells: list[Cell]) -> tuple[Turn, ...]:
             f"Which shape is directly {words} the {cell.name}?",
             f"Name what stands directly {words} the {cell.name}.",
         ),
-        f"The {cell.name} is in {cell.place}, and directly {words} it {what}.",
+        f"{rows} The {cell.name} is in {cell.place}, so directly {words} it {what}.",
     )
-    return (beside, where, *_pair(rng, unique))
+    return (beside, where, *_pair(rng, unique, rows))
 
 
-def _pair(rng: Random, unique: list[Cell]) -> tuple[Turn, ...]:
+def _pair(rng: Random, unique: list[Cell], rows: str) -> tuple[Turn, ...]:
     pairs = [(a, b) for a in unique for b in unique if a.column != b.column]
     if not pairs:
         return ()
@@ -188,16 +199,14 @@ def _pair(rng: Random, unique: list[Cell]) -> tuple[Turn, ...]:
                 f"On which side of the {b.name} is the {a.name}?",
                 f"Compare the columns of the {a.name} and the {b.name}.",
             ),
-            f"The {a.name} is in column <{a.column + 1}> and the {b.name} is in column "
+            f"{rows} The {a.name} is in column <{a.column + 1}> and the {b.name} is in column "
             f"<{b.column + 1}>, so the {a.name} is on the <{side}>.",
         ),
     )
 
 
 def _long(rng: Random, cells: list[Cell], num_rows: int, num_columns: int) -> Turn:
-    rows = " ".join(
-        f"Row {row + 1} holds {_row_text(cells, row, num_columns)}." for row in range(num_rows)
-    )
+    rows = _all_rows(cells, num_rows, num_columns)
     return turn(
         rng,
         (

@@ -1,4 +1,4 @@
-"""Printed figures that are added or subtracted in spelled steps (after MathVista)."""
+"""Printed figures that are added or subtracted digit by digit (after MathVista)."""
 
 from random import Random
 
@@ -13,20 +13,21 @@ def draw(rng: Random, split: Split) -> Draft:
 
 
 def plus(a: int, b: int) -> str:
-    """Add two numbers, tens and ones apart: `47 plus 35 is 70 plus 12, that is 82`, marked."""
+    """Add two numbers, ones first: `47 plus 35: 7 plus 5 is 12, 40 plus 30 is 70, that is 82`."""
     tens, ones = a // 10 * 10 + b // 10 * 10, a % 10 + b % 10
-    return f"<{a}> plus <{b}> is <{tens}> plus <{ones}>, that is <{a + b}>"
+    return (
+        f"<{a}> plus <{b}>: <{a % 10}> plus <{b % 10}> is <{ones}>, "
+        f"<{a // 10 * 10}> plus <{b // 10 * 10}> is <{tens}>, that is <{a + b}>"
+    )
 
 
 def minus(a: int, b: int) -> str:
-    """Take the tens away, then the ones: `71 minus 30 is 41, 41 minus 4 is 37`, marked."""
+    """Take tens from tens, then the ones: `71 minus 34: 70 minus 30 is 40, 41 minus 4 is 37`."""
     tens, ones = b // 10 * 10, b % 10
-    steps = []
-    if tens:
-        steps.append(f"<{a}> minus <{tens}> is <{a - tens}>")
-    if ones or not tens:
-        steps.append(f"<{a - tens}> minus <{ones}> is <{a - b}>")
-    return ", ".join(steps)
+    return (
+        f"<{a}> minus <{b}>: <{a // 10 * 10}> minus <{tens}> is <{a // 10 * 10 - tens}>, "
+        f"<{a - tens}> minus <{ones}> is <{a - b}>"
+    )
 
 
 def total(numbers: list[int]) -> str:
@@ -217,20 +218,21 @@ def shapes(rng: Random, split: Split) -> Draft:
         x = column * 64 + 22
         canvas.stamp(kind, colour, x, canvas.row_centre(row), 30)
         canvas.write(str(value), row, left=x + 19)
+    named = [f"<{c}> <{k}> <{v}>" for c, k, v in zip(colours, kinds, values, strict=True)]
+    shown = f"The shapes and numbers are {listed(named)}."
     asked: list[Turn] = []
     for colour in palette:
         chosen = [v for v, c in zip(values, colours, strict=True) if c == colour]
-        asked.append(_add(rng, f"the {colour} shapes", chosen[:3], len(chosen) > 3))
+        asked.append(_add(rng, f"the {colour} shapes", chosen[:3], len(chosen) > 3, f"{shown} "))
     top = [v for v, place in zip(values, places, strict=True) if place < 3]
     bottom = [v for v, place in zip(values, places, strict=True) if place > 2]
     for name, chosen in (("the top row", top), ("the bottom row", bottom)):
         if chosen:
-            asked.append(_add(rng, name, chosen, False))
-    named = [f"<{c}> <{k}> <{v}>" for c, k, v in zip(colours, kinds, values, strict=True)]
+            asked.append(_add(rng, name, chosen, False, ""))
     read = turn(
         rng,
         ("Which number belongs to which shape?", "Read all shapes with their numbers."),
-        f"The shapes and numbers are {listed(named)}.",
+        shown,
     )
     big = max(range(number), key=lambda k: values[k])
     most = turn(
@@ -242,15 +244,18 @@ def shapes(rng: Random, split: Split) -> Draft:
     return Draft(canvas, tuple(asked), (most,), read)
 
 
-def _add(rng: Random, name: str, values: list[int], is_cut: bool) -> Turn:
-    """Add up to three numbers; where there are more, the question says so."""
+def _add(rng: Random, name: str, values: list[int], is_cut: bool, before: str) -> Turn:
+    """Add up to three numbers; where there are more, the question says so.
+
+    The answer says `before` first: all that stands there, if the numbers are picked from it.
+    """
     name = f"the first three of {name}" if is_cut else name
     if len(values) == 1:
         steps = f"<{values[0]}>, so the total is <{values[0]}>"
         return turn(
             rng,
             (f"What do the numbers of {name} add up to?", f"Add the numbers of {name}."),
-            f"There is only one number, {steps}.",
+            f"{before}There is only one number, {steps}.",
         )
     return turn(
         rng,
@@ -259,6 +264,6 @@ def _add(rng: Random, name: str, values: list[int], is_cut: bool) -> Turn:
             f"Add the numbers of {name}.",
             f"What is the total of {name}?",
         ),
-        f"The numbers are {listed([f'<{value}>' for value in values])}. {total(values)}, so the "
-        f"total is <{sum(values)}>.",
+        f"{before}The numbers are {listed([f'<{value}>' for value in values])}. {total(values)}, "
+        f"so the total is <{sum(values)}>.",
     )

@@ -1,7 +1,8 @@
-"""Questions to be answered with yes or no and the reason (after MME and POPE); half are false.
+"""Questions to be answered with yes or no, after what is seen (after MME and POPE).
 
-False statements are near misses: colours, shapes, words and numbers that stand elsewhere in the
-picture or differ in one character.
+Half are false. False statements are near misses: colours, shapes, words and numbers that stand
+elsewhere in the picture or differ in one character. The evidence comes before the verdict: a small
+model that had to say yes or no first would have to compare everything within one token.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,8 @@ def draw(rng: Random, split: Split) -> Draft:
     return rng.choice((scene, scene, sign, receipt))(rng, split)
 
 
-def _judged(rng: Random, is_true: bool, questions: tuple[str, ...], reason: str) -> Turn:
-    return turn(rng, questions, f"<{'Yes' if is_true else 'No'}>, {reason}")
+def _judged(rng: Random, is_true: bool, questions: tuple[str, ...], seen: str) -> Turn:
+    return turn(rng, questions, f"{seen}, so <{'yes' if is_true else 'no'}>.")
 
 
 def _near(rng: Random, text_: str) -> str:
@@ -49,17 +50,13 @@ def scene(rng: Random, split: Split) -> Draft:
 
 def _exists(rng: Random, laid: general.Scene) -> Turn:
     item = rng.choice(laid.items)
-    names = {other.name: other for other in laid.items}
+    names = {other.name for other in laid.items}
     name = item.name
     if rng.random() < 0.5:
         while name in names:
             colours = [i.colour for i in laid.items] if rng.random() < 0.5 else list(COLOURS)
             shapes = [i.shape for i in laid.items] if rng.random() < 0.5 else list(SHAPES)
             name = f"{rng.choice(colours)} {rng.choice(shapes)}"
-    if name in names:
-        reason = f"there is a {name} at the <{names[name].place}>."
-    else:
-        reason = f"there is no {name}, only {listed([f'a {i.marked}' for i in laid.items])}."
     return _judged(
         rng,
         name in names,
@@ -68,7 +65,7 @@ def _exists(rng: Random, laid: general.Scene) -> Turn:
             f"Does the picture show a {name}?",
             f"Can you see a {name}?",
         ),
-        reason,
+        _seen(laid),
     )
 
 
@@ -83,8 +80,12 @@ def _stands_at(rng: Random, laid: general.Scene) -> Turn:
             f"Does the {item.name} stand at the {place}?",
             f"Is the place of the {item.name} the {place}?",
         ),
-        f"the {item.name} is at the <{item.place}>.",
+        f"{_seen(laid)}. The {item.name} is at the <{item.place}>",
     )
+
+
+def _seen(laid: general.Scene) -> str:
+    return f"I see {listed([f'a {i.marked} at the <{i.place}>' for i in laid.items])}"
 
 
 def _is_colour(rng: Random, laid: general.Scene) -> Turn:
@@ -100,7 +101,7 @@ def _is_colour(rng: Random, laid: general.Scene) -> Turn:
             f"Is the shape at the {item.place} {colour}?",
             f"Does the shape at the {item.place} have the colour {colour}?",
         ),
-        f"the shape at the {item.place} is a {item.marked}.",
+        f"The shape at the {item.place} is a {item.marked}",
     )
 
 
@@ -114,7 +115,7 @@ def _number(rng: Random, laid: general.Scene) -> Turn:
             f"Are there {NUMBERS[claimed]} shapes?",
             f"Does the picture show {NUMBERS[claimed]} shapes?",
         ),
-        f"there are <{NUMBERS[number]}> shapes: {listed([f'a {i.marked}' for i in laid.items])}.",
+        f"I see {listed([f'a {i.marked}' for i in laid.items])}, that is <{NUMBERS[number]}>",
     )
 
 
@@ -129,7 +130,7 @@ def _has_label(rng: Random, laid: general.Scene) -> Turn:
         rng,
         label == item.label,
         (f"Does the {item.name} have the label {label}?", f"Is {label} beside the {item.name}?"),
-        f"the {item.name} has {said}.",
+        f"The {item.name} has {said}",
     )
 
 
@@ -148,7 +149,7 @@ def sign(rng: Random, split: Split) -> Draft:
             f"Does the sign have {NUMBERS[claimed]} lines?",
             f"Are there {NUMBERS[claimed]} lines on the sign?",
         ),
-        f"the sign has <{NUMBERS[number]}> lines, from <{lines[0]}> to <{lines[-1]}>.",
+        f"The sign says {_shown(lines)}, that is <{NUMBERS[number]}>",
     )
     return Draft(canvas, (turns[0], turns[3]), (turns[1], count), turns[2])
 
@@ -167,7 +168,7 @@ def _line_says(rng: Random, lines: list[str]) -> Turn:
             f"Is {claimed} printed on the {ORDINALS[i]} line?",
             f"Is {claimed} the text of line {i + 1}?",
         ),
-        f"the {ORDINALS[i]} line says <{lines[i]}>.",
+        f"The {ORDINALS[i]} line says <{lines[i]}>",
     )
 
 
@@ -175,10 +176,6 @@ def _contains(rng: Random, split: Split, lines: list[str]) -> Turn:
     claimed = rng.choice(lines)
     if rng.random() < 0.5:
         claimed = _near(rng, claimed) if rng.random() < 0.5 else words.word(rng, split)
-    if claimed in lines:
-        reason = f"{claimed} is on the <{ORDINALS[lines.index(claimed)]}> line."
-    else:
-        reason = f"the sign says {' / '.join(f'<{line}>' for line in lines)}."
     return _judged(
         rng,
         claimed in lines,
@@ -187,8 +184,12 @@ def _contains(rng: Random, split: Split, lines: list[str]) -> Turn:
             f"Is one of the lines {claimed}?",
             f"Does one line of the sign say {claimed}?",
         ),
-        reason,
+        f"The sign says {_shown(lines)}",
     )
+
+
+def _shown(lines: list[str]) -> str:
+    return " / ".join(f"<{line}>" for line in lines)
 
 
 def receipt(rng: Random, split: Split) -> Draft:
@@ -202,20 +203,20 @@ def receipt(rng: Random, split: Split) -> Draft:
             rng,
             total == bill.total,
             (f"Is the total {total}?", f"Does the receipt have the total {total}?"),
-            f"the total is <{bill.total}>.",
+            f"The total is <{bill.total}>",
         ),
         _judged(
             rng,
             store == bill.store,
             (f"Is the receipt from {store}?", f"Does the receipt come from {store}?"),
-            f"the receipt is from <{bill.store}>.",
+            f"The receipt is from <{bill.store}>",
         ),
     )
     day = _judged(
         rng,
         date == bill.date,
         (f"Is the date of the receipt {date}?", f"Does the receipt have the date {date}?"),
-        f"the date is <{bill.date}>.",
+        f"The date is <{bill.date}>",
     )
     return Draft(canvas, main, more, day)
 
@@ -233,7 +234,7 @@ def _costs(rng: Random, bill: document.Receipt) -> Turn:
             f"Is {claimed} the price of the {bill.goods[i]}?",
             f"Is the {bill.goods[i]} listed for {claimed}?",
         ),
-        f"the {bill.goods[i]} costs <{bill.prices[i]}>.",
+        f"The {bill.goods[i]} costs <{bill.prices[i]}>",
     )
 
 
@@ -241,10 +242,6 @@ def _lists(rng: Random, split: Split, bill: document.Receipt) -> Turn:
     good = rng.choice(bill.goods)
     if rng.random() < 0.5:
         good = words.draw_from(rng, split, words.GOODS)
-    if good in bill.goods:
-        reason = f"the receipt lists {good} for <{bill.prices[bill.goods.index(good)]}>."
-    else:
-        reason = f"the receipt lists {listed([f'<{g}>' for g in bill.goods])}."
     return _judged(
         rng,
         good in bill.goods,
@@ -253,5 +250,5 @@ def _lists(rng: Random, split: Split, bill: document.Receipt) -> Turn:
             f"Does the receipt list {good}?",
             f"Was {good} bought?",
         ),
-        reason,
+        f"The receipt lists {listed([f'<{g}>' for g in bill.goods])}",
     )
