@@ -1,7 +1,8 @@
 """The key-value cache of one request; the only file that knows transformers' caches."""
 
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -50,6 +51,14 @@ class _Layer(CacheLayerMixin):
             buffer[:, :, start:end] = buffer[:, :, start + rows]  # the right side is a copy
         self.length = end
 
+    def copy(self) -> "_Layer":
+        """The entries held, in buffers of their own."""
+        twin = copy(self)
+        if self.is_initialized:
+            twin.keys = self.keys[:, :, : self.length].clone()
+            twin.values = self.values[:, :, : self.length].clone()
+        return twin
+
     def get_seq_length(self) -> int:
         return self.length
 
@@ -82,6 +91,9 @@ class KVCache:
 
     def __init__(self, num_layers: int) -> None:
         self.layers = [_Layer() for _ in range(num_layers)]
+        # Position of the next token minus entries held: not 0 where a picture's slots share
+        # positions (M-RoPE). Of the request, so it lives here and not on the model.
+        self.offset = 0
         self.hf: Cache = Cache(layers=self.layers)  # what transformers' models take
 
     @property
@@ -96,6 +108,13 @@ class KVCache:
             t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)
         ]
         return sum(t.numel() * t.element_size() for t in kept)
+
+    def copy(self) -> Self:
+        """The same memory for another answer: neither sees what the other appends."""
+        twin = copy(self)
+        twin.layers = [layer.copy() for layer in self.layers]
+        twin.hf = Cache(layers=twin.layers)
+        return twin
 
     def keep(self, path: Sequence[int], drafted: int) -> None:
         """Of the last `drafted` entries keep those of `path`, as if no other had been seen."""

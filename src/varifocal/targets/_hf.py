@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +20,23 @@ from varifocal.request import Request
 from varifocal.target import Forward, Prompt, Target, Want
 from varifocal.targets._exact import EXACT_ROWS, exact_attention_name
 from varifocal.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What a family's processor made of all pictures of a request."""
+
+    pixels: dict[str, Tensor]  # for the vision tower
+    written: list[list[int]]  # ids that take the place of each picture's placeholder
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the vision tower and the projector made of all pictures."""
+
+    features: Float[Tensor, "M D"]  # visual tokens in slot order
+    extra: dict[str, Any] = field(default_factory=dict)  # for the decoder's prefill, by keyword
+
 
 _SUPPORTED_ATTENTION = ("sdpa", "eager", exact_attention_name())
 
@@ -62,15 +80,22 @@ class HFTarget(Target):
         """The decoder without its head, and the head."""
 
     @abstractmethod
-    def process_images(self, request: Request) -> tuple[dict[str, Tensor], list[int]]:
-        """Pixels for the vision tower, and the number of slots of each picture."""
+    def process_images(self, request: Request) -> Pictures:
+        """Pixels, and what stands in the prompt for each picture: slots and what frames them."""
 
     @abstractmethod
-    def image_features(self, pixels: dict[str, Tensor]) -> Float[Tensor, "M D"]:
-        """Projected visual tokens of all pictures, in slot order."""
+    def see(self, prompt: Prompt) -> Seen:
+        """Tower and projector on the prompt's pixels."""
+
+    def positions(self, prompt: Prompt) -> Int64[Tensor, "*axes T"]:
+        """Rotary positions of the prompt, with a leading axis of 3 where a family has M-RoPE.
+
+        The text that follows goes on after the largest of them.
+        """
+        return torch.arange(len(prompt.tokens), device=self.device)
 
     model_types: ClassVar[tuple[str, ...]]  # of the checkpoints' config.json
-    image_token: str | None = None  # the placeholder of one picture in the chat template
+    image_token: str | None = None  # a slot; the chat template writes one for each picture
 
     # -- the contract --------------------------------------------------------------------------
 
@@ -80,38 +105,40 @@ class HFTarget(Target):
             raise BadRequest(
                 f"{self.name} reads no pictures; leave them out or choose a VLM target"
             )
-        pixels, slots = self.process_images(request) if request.images else ({}, [])
+        pictures = self.process_images(request) if request.images else Pictures({}, [])
         ids = self._template_ids(request)
-        tokens, image_of = _expand(ids, self._image_id, slots)
+        tokens, image_of = _expand(ids, self._image_id, pictures.written)
         room = self.context_length - len(tokens)
         if request.max_new_tokens > room:
             raise BadRequest(
-                f"the prompt takes {len(tokens)} tokens ({sum(slots)} of them for pictures) and "
+                f"the prompt takes {len(tokens)} tokens ({sum(i >= 0 for i in image_of)} of them "
+                "for pictures) and "
                 f"{request.max_new_tokens} more are asked for, but {self.name} holds "
                 f"{self.context_length}; ask for at most {max(room, 0)}"
             )
         return Prompt(
             torch.tensor(tokens, device=self.device),
             torch.tensor(image_of, device=self.device),
-            {k: v.to(self.device) for k, v in pixels.items()},
+            {k: v.to(self.device) for k, v in pictures.pixels.items()},
             request,
         )
 
     def prefill(self, prompt: Prompt, want: Want) -> tuple[KVCache, Forward]:
         """One causal pass over the prompt, pictures in their slots."""
-        embeddings = self.embed(prompt.tokens)
+        embeddings, extra = self.embed(prompt.tokens), {}
         if prompt.pixels:
-            features = self.image_features(prompt.pixels)
+            seen = self.see(prompt)
             slots = int(prompt.is_image.sum())
-            if len(features) != slots:
+            if len(seen.features) != slots:
                 raise RuntimeError(
-                    f"{len(features)} visual tokens for {slots} slots in {self.name}"
+                    f"{len(seen.features)} visual tokens for {slots} slots in {self.name}"
                 )
-            embeddings = embeddings.clone()
-            embeddings[prompt.is_image] = features.to(embeddings.dtype)
+            embeddings, extra = embeddings.clone(), seen.extra
+            embeddings[prompt.is_image] = seen.features.to(embeddings.dtype)
         cache = KVCache(self.num_layers)
-        positions = torch.arange(len(embeddings), device=self.device)
-        final, hidden = self._run(embeddings, positions, None, cache, want)
+        positions = self.positions(prompt)
+        final, hidden = self._run(embeddings, positions, None, cache, want, **extra)
+        cache.offset = int(positions.max()) + 1 - len(embeddings)
         return cache, _forward(self.head(final[-1:]), final, hidden, embeddings, want)
 
     def forward(
@@ -137,7 +164,8 @@ class HFTarget(Target):
             mask[:, length:].masked_fill_(~ancestry, torch.finfo(self.dtype).min)
             mask = mask[None, None]
         embeddings = self.embed(tokens)
-        final, hidden = self._run(embeddings, length + depth, mask, cache, want)
+        positions = length + cache.offset + depth
+        final, hidden = self._run(embeddings, positions, mask, cache, want)
         logits = self.head(final)  # of the idle rows too: the head's kernel depends on the count
         if rows > n:
             logits, final = logits[:n], final[:n]
@@ -148,19 +176,21 @@ class HFTarget(Target):
     def _run(
         self,
         embeddings: Float[Tensor, "N D"],
-        positions: Int64[Tensor, " N"],
+        positions: Int64[Tensor, "*axes N"],
         mask: Tensor | None,
         cache: KVCache,
         want: Want,
+        **extra: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The decoder on these rows; also the states leaving the wanted layers."""
         with _tapped(self._text_model.layers, want.layers) as taps:
             out = self._text_model(
                 inputs_embeds=embeddings[None],
                 attention_mask=mask,
-                position_ids=positions[None],
+                position_ids=positions.unsqueeze(-2),  # (1, N), or (3, 1, N) with M-RoPE
                 use_cache=True,
                 **{self._cache_keyword: cache.hf},
+                **extra,
             )
         hidden = torch.stack([taps[i] for i in want.layers], 1) if want.layers else None
         return out.last_hidden_state[0], hidden
@@ -183,6 +213,11 @@ class HFTarget(Target):
         return self.tokenizer.decode(  # type: ignore[no-any-return]
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+
+    def tokenize(self, text: str) -> list[int]:
+        """Neither a begin token nor a template is added."""
+        made = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return list(made["input_ids"])
 
     @property
     def fingerprint(self) -> str:
@@ -279,23 +314,26 @@ class _Typed:
                 yield piece, False
 
 
-def _expand(ids: Sequence[int], image_id: int, slots: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Replace the k-th placeholder by as many slots as picture k has."""
-    if ids.count(image_id) != len(slots):
+def _expand(
+    ids: Sequence[int], image_id: int, written: Sequence[Sequence[int]]
+) -> tuple[list[int], list[int]]:
+    """Replace the k-th placeholder by what is written for picture k; -1 marks what is no slot."""
+    if ids.count(image_id) != len(written):
         raise BadRequest(
-            f"the chat template made {ids.count(image_id)} picture slots for {len(slots)} "
+            f"the chat template made {ids.count(image_id)} picture slots for {len(written)} "
             "pictures; this checkpoint's template cannot show the pictures where they stand"
         )
     tokens: list[int] = []
     image_of: list[int] = []
     image = 0
     for token in ids:
-        count = 1
-        if token == image_id:
-            count = slots[image]
-            image += 1
-        tokens += [token] * count
-        image_of += [image - 1 if token == image_id else -1] * count
+        if token != image_id:
+            tokens.append(token)
+            image_of.append(-1)
+            continue
+        tokens += written[image]
+        image_of += [image if slot == image_id else -1 for slot in written[image]]
+        image += 1
     return tokens, image_of
 
 

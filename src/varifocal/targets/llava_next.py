@@ -3,12 +3,10 @@
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from varifocal.request import Request
 from varifocal.target import Prompt, Region
-from varifocal.targets._hf import HFTarget
+from varifocal.targets._hf import HFTarget, Pictures, Seen
 
 
 class LlavaNextTarget(HFTarget):
@@ -25,28 +23,29 @@ class LlavaNextTarget(HFTarget):
         """The placeholder of one picture."""
         return str(self.processor.image_token)
 
-    def process_images(self, request: Request) -> tuple[dict[str, Tensor], list[int]]:
+    def process_images(self, request: Request) -> Pictures:
         """Tiles as the checkpoint's own image processor cuts them."""
         images = list(request.images)
         made = self.processor.image_processor(images=images, return_tensors="pt")
         pixels = {"pixel_values": made["pixel_values"], "image_sizes": made["image_sizes"]}
-        return pixels, [self.num_image_tokens(i.height, i.width) for i in images]
+        counts = [self.num_image_tokens(i.height, i.width) for i in images]
+        return Pictures(pixels, [[self._image_id] * count for count in counts])
 
     def num_image_tokens(self, height: int, width: int) -> int:
         """Visual tokens of a picture: base view, visible patches, one newline a row."""
         rows, columns = self._grid(height, width)
         return self._side**2 + rows * (columns + 1)
 
-    def image_features(self, pixels: dict[str, Tensor]) -> Float[Tensor, "M D"]:
+    def see(self, prompt: Prompt) -> Seen:
         """Tower and projector, packed by the model's own code."""
         config = self.model.config
         out = self.model.model.get_image_features(
-            pixel_values=pixels["pixel_values"].to(self.dtype),
-            image_sizes=pixels["image_sizes"],
+            pixel_values=prompt.pixels["pixel_values"].to(self.dtype),
+            image_sizes=prompt.pixels["image_sizes"],
             vision_feature_layer=config.vision_feature_layer,
             vision_feature_select_strategy=config.vision_feature_select_strategy,
         )
-        return torch.cat(list(out.pooler_output), dim=0)
+        return Seen(torch.cat(list(out.pooler_output), dim=0))
 
     def regions(self, prompt: Prompt) -> list[Region]:
         """Base view cells, then the visible patches row by row."""

@@ -116,7 +116,7 @@ class Answers:
         rows = self.target.embed(prompt.tokens)
         if prompt.pixels:
             rows = rows.clone()
-            rows[prompt.is_image] = self.target.image_features(prompt.pixels).to(rows.dtype)
+            rows[prompt.is_image] = self.target.see(prompt).features.to(rows.dtype)
         return rows
 
     @torch.no_grad()
