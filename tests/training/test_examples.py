@@ -7,7 +7,7 @@ import pytest
 from tiny import picture, tiny_target
 
 from varifocal.demo.world import FAMILIES
-from varifocal.errors import BadArtifact, BadRequest
+from varifocal.errors import BadArtifact, BadOption, BadRequest
 from varifocal.evaluation.suites import load_suite
 from varifocal.request import Message, Request
 from varifocal.training.examples import demo_examples, read_examples
@@ -41,6 +41,13 @@ def line(**changes):
     }
     entry |= changes
     return json.dumps({k: v for k, v in entry.items() if v is not None})
+
+
+def test_demo_examples_of_chosen_families_take_turns():
+    made = demo_examples("train", 0, 4, ["chart", "text"])
+    assert [example.family for example in made] == ["chart", "text", "chart", "text"]
+    with pytest.raises(BadOption, match="no family charts"):
+        demo_examples("train", 0, 4, ["charts"])
 
 
 def test_a_jsonl_file_gives_conversations_with_pictures_beside_it(tmp_path):

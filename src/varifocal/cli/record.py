@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from varifocal.cli._inputs import load_target_from
+from varifocal.cli._inputs import load_target_from, names
 from varifocal.cli._options import OutputOptions, TargetOptions
 from varifocal.cli._output import Output
 from varifocal.errors import BadArtifact, BadOption
@@ -29,6 +29,9 @@ class RecordOptions:
         Path, typer.Option("--out", metavar="DIR", help="Where it is kept; resumes there.")
     ] = Path("runs/artifacts")
     count: Annotated[int, typer.Option("--count", help="Pictures to draw for demo.")] = 1000
+    families: Annotated[
+        str, typer.Option("--families", metavar="A,B", help="Only these families of demo.")
+    ] = ""
     start: Annotated[int, typer.Option("--start", help="Number of the first picture of demo.")] = 0
     answers: Annotated[
         str,
@@ -67,7 +70,9 @@ def record(record: RecordOptions, model: TargetOptions, output: OutputOptions) -
         if value not in known:
             raise BadOption(f"{name} must be one of {', '.join(known)}, got {value!r}")
     if record.data == "demo":
-        examples = demo_examples("train", record.start, record.count)
+        examples = demo_examples("train", record.start, record.count, names(record.families))
+    elif record.families:
+        raise BadOption("families is for --data demo; leave the other lines out of the file")
     else:
         examples = read_examples(Path(record.data))
     target = load_target_from(model, out)

@@ -1,14 +1,14 @@
 """Conversations to record: from a JSONL file, or drawn by the demo's generator."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from varifocal.chat import LINE_KEYS, read_messages
 from varifocal.demo.sample import Split
-from varifocal.errors import BadImage, BadRequest, VarifocalError
+from varifocal.errors import BadImage, BadOption, BadRequest, VarifocalError
 from varifocal.request import Message, Request
 
 _LISTED = 20  # bad lines that an error shows
@@ -23,13 +23,23 @@ class Example:
     read: Callable[[], tuple[Message, ...]]
 
 
-def demo_examples(split: Split, start: int, count: int) -> list[Example]:
-    """Numbers `start` to `start + count` of the demo's generator, its families in turn."""
+def demo_examples(
+    split: Split, start: int, count: int, families: Sequence[str] = ()
+) -> list[Example]:
+    """Numbers `start` to `start + count` of the demo's generator, its families in turn.
+
+    `families` leaves only these.
+    """
     if count < 1 or start < 0:
         raise BadRequest(f"wanted at least one example from 0 on, got {count} from {start}")
     from varifocal.demo.world import FAMILIES
 
-    return [_drawn(FAMILIES[n % len(FAMILIES)], n, split) for n in range(start, start + count)]
+    if unknown := [family for family in families if family not in FAMILIES]:
+        raise BadOption(
+            f"the demo has no family {', '.join(unknown)}; it has {', '.join(FAMILIES)}"
+        )
+    turn = tuple(families) or FAMILIES
+    return [_drawn(turn[n % len(turn)], n, split) for n in range(start, start + count)]
 
 
 def _drawn(family: str, number: int, split: Split) -> Example:
