@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from varifocal.result import FinishReason
+from varifocal.result import FinishReason, TokenLogprob
 
-_UNFINISHED = "\ufffd"  # what a tokenizer shows for the first bytes of a character
+_UNFINISHED = "\ufffd"  # what tokenizers show for the first bytes of a character: one or several
 _PATIENCE = 16  # tokens after which bytes that make no character are taken as they are
 
 
@@ -15,14 +15,16 @@ class Delivery:
 
     tokens: list[int]
     text: str  # safe to show: whole characters, and no beginning of a stop text
+    logprobs: list[TokenLogprob] | None = None  # of these tokens, if they were pushed with them
 
 
 class Commit:
     """The delivered text of one request.
 
     A block of tokens is pushed as one; the result is the same as pushing its tokens one by one.
-    The first end by position decides: an end token, a completed stop text, or the last token of
-    the budget, in this order of precedence at one position.
+    The first end by position decides: a completed stop text, an end token, or the last token of
+    the budget, in this order of precedence at one position. Tokens and log-probs go on to the token
+    that decides; the text goes to the start of the stop text, if it was one.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Commit:
         self._decode, self._eos_ids = decode, eos_ids
         self._room, self._stop = max_new_tokens, tuple(stop)
         self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
         self.text = ""  # whole characters so far; cut before a stop text
         self.finish_reason: FinishReason | None = None
         self._shown = 0  # characters of `text` already delivered
@@ -47,8 +50,10 @@ class Commit:
         """Tokens that may still come."""
         return 0 if self.finish_reason else self._room - len(self.tokens)
 
-    def push(self, tokens: Sequence[int]) -> Delivery:
-        """Deliver these decided tokens up to the first end."""
+    def push(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None
+    ) -> Delivery:
+        """Deliver these decided tokens, and their log-probs, up to the first end."""
         before = len(self.tokens)
         for token in tokens:
             if self.finish_reason:
@@ -57,7 +62,12 @@ class Commit:
         end = len(self.text) if self.finish_reason else len(self.text) - self._held_back()
         piece = self.text[self._shown : end]
         self._shown = max(self._shown, end)
-        return Delivery(self.tokens[before:], piece)
+        delivered = self.tokens[before:]
+        if logprobs is None:
+            return Delivery(delivered, piece)
+        kept = list(logprobs[: len(delivered)])
+        self.logprobs += kept
+        return Delivery(delivered, piece, kept)
 
     def _push_one(self, token: int) -> None:
         self.tokens.append(token)
@@ -82,12 +92,17 @@ class Commit:
         window = self._decode(self.tokens[self._context :])
         pending = len(self.tokens) - self._known
         is_whole = final or not window.endswith(_UNFINISHED) or pending > _PATIENCE
-        end = len(window) if is_whole else len(window) - 1
+        end = len(window) if is_whole else len(window.rstrip(_UNFINISHED))
         self.text += window[self._read_to : end]
         self._read_to = max(self._read_to, end)
         if is_whole:
-            self._context, self._known = self._known, len(self.tokens)
-            self._read_to = len(self._decode(self.tokens[self._context :]))
+            newest, self._known = self._known, len(self.tokens)
+            text = self._decode(self.tokens[newest:])
+            # Tokens without text, such as special ones, are no context: SentencePiece would take
+            # what follows them for the beginning of a text, which loses its space.
+            if text.strip():
+                self._context = newest
+            self._read_to = len(text if text.strip() else window)
 
     def _stop_at(self, grown_from: int) -> int | None:
         """Where to cut: the start of the stop text that is completed first."""

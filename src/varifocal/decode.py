@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,14 +10,39 @@ import torch
 from varifocal.cache import KVCache
 from varifocal.commit import Commit
 from varifocal.drafter import Drafter
+from varifocal.errors import BadRequest
 from varifocal.plan import AutoPlanner, Budget, CostModel, FixedPlanner, Planner
+from varifocal.processors import Processor
 from varifocal.request import Request
-from varifocal.result import GenerationResult, Look, Round
-from varifocal.target import Prompt, Target
+from varifocal.result import GenerationResult, Look, Round, TokenLogprob
+from varifocal.sampling import logprobs_of
+from varifocal.target import Forward, Prompt, Target, Want
 from varifocal.tree import DraftTree
 from varifocal.verify import Verification, follow
 
 Clock = Callable[[], float]
+
+
+class Reading:
+    """A request's prompt, read by the target once for all answers to it."""
+
+    def __init__(
+        self, target: Target, drafter: Drafter[Any], request: Request, answers: int = 1
+    ) -> None:
+        self._target, self._want, self._left = target, drafter.want, answers
+        self.prompt: Prompt = target.encode(request)
+        self._read: tuple[KVCache, Forward] | None = None
+
+    def take(self) -> tuple[KVCache, Forward]:
+        """What the prefill saw, with a cache of its own. The first call reads the prompt."""
+        if self._read is None:
+            self._read = self._target.prefill(self.prompt, self._want)
+        cache, seen = self._read
+        self._left -= 1
+        if self._left > 0:
+            return cache.copy(), seen
+        self._read = None  # the last answer needs no copy
+        return cache, seen
 
 
 class Generation:
@@ -34,13 +60,19 @@ class Generation:
         cost: CostModel | None = None,
         clock: Clock = time.perf_counter,
         with_looks: bool = False,
+        reading: Reading | None = None,
     ) -> None:
         self.target, self.drafter, self.request = target, drafter, request
-        self.prompt: Prompt = target.encode(request)
+        _check_logprobs(request, target)
+        self._reading = reading or Reading(target, drafter, request)
+        self.prompt: Prompt = replace(self._reading.prompt, request=request)
+        self._processor = Processor(request.sampling, target, self.prompt.tokens)
         self._commit = Commit(target.decode, target.eos_ids, request.max_new_tokens, request.stop)
         self._planner = plan_for(drafter, cost)
         self._clock = synchronised(clock, target.device)
         self._with_looks = with_looks
+        self._is_drafting = True  # until the drafter's context ends
+        self._num_beyond = 0  # rounds after that
         self.rounds: list[Round] = []
         self._to_come = self._record()
 
@@ -57,13 +89,15 @@ class Generation:
     def _prefill(self) -> tuple[KVCache, Any, int, Round]:
         """Read the prompt, start the drafter (its state is the second), decide the first token."""
         begin = self._clock()
-        cache, seen = self.target.prefill(self.prompt, self.drafter.want)
-        first = self.request.sampling.pick(seen.logits, torch.zeros_like(seen.logits[:, 0]).long())
-        root = int(first)
+        cache, seen = self._reading.take()
+        start = torch.zeros(1, dtype=torch.int64, device=seen.logits.device)
+        root = int(self.request.sampling.pick(self._processor(seen.logits), start))
         read = self._clock()
-        state = self.drafter.start(self.prompt, seen, root)
+        self._is_drafting = self._depth_left(cache.length) > 0
+        state = self.drafter.start(self.prompt, seen, root) if self._is_drafting else None
         started = self._clock()
-        delivery = self._commit.push([root])
+        delivery = self._commit.push([root], self._logprobs(seen, [root]))
+        self._processor.append([root])
         done = self._clock()
         return (
             cache,
@@ -77,6 +111,7 @@ class Generation:
                 other_seconds=done - started,
                 is_prefill=True,
                 looks=[[]] if self._with_looks else None,
+                logprobs=delivery.logprobs,
             ),
         )
 
@@ -87,16 +122,21 @@ class Generation:
             # Entered anew each round: a generator must not hold a thread's mode while it waits.
             with torch.inference_mode():
                 begin = self._clock()
-                budget = self._planner.budget(self._commit.room - 1)
+                budget = self._budget(cache.length)
                 tree = self._draft(state, root, budget)
                 drafted = self._clock()
-                (seen,) = self.target.forward([tree], [cache], self.drafter.want)
+                want = self.drafter.want if self._is_drafting else Want()
+                (seen,) = self.target.forward([tree], [cache], want)
                 position = len(self._commit.tokens)
-                verdict = follow(tree, seen.logits, self.request.sampling, position)
+                scores = self._processor(seen.logits, tree)
+                verdict = follow(tree, scores, self.request.sampling, position)
                 verified = self._clock()
                 cache.keep(verdict.path, len(tree))
-                self.drafter.observe(state, verdict, seen.rows(verdict.path))
-                delivery = self._commit.push(verdict.tokens)
+                seen = seen.rows(verdict.path)
+                if self._is_drafting:
+                    self.drafter.observe(state, verdict, seen)
+                delivery = self._commit.push(verdict.tokens, self._logprobs(seen, verdict.tokens))
+                self._processor.append(verdict.tokens)
                 num_drafted = len(tree) - 1
                 self._planner.learn(budget, num_drafted, verdict.num_accepted)
                 root = verdict.tokens[-1]
@@ -109,13 +149,49 @@ class Generation:
                     verify_seconds=verified - drafted,
                     other_seconds=self._clock() - verified,
                     looks=_looks(tree, verdict, delivery.tokens) if self._with_looks else None,
+                    logprobs=delivery.logprobs,
                 )
             yield decided
+
+    def _budget(self, length: int) -> Budget:
+        """For the round whose root is read at position `length`, counted from 0."""
+        room = min(self._commit.room, self.target.context_length - length) - 1
+        if self._is_drafting:
+            left = self._depth_left(length)
+            self._is_drafting = left > 0
+            room = min(room, left)
+        if self._is_drafting:
+            return self._planner.budget(max(room, 0))
+        self._num_beyond += 1
+        return Budget(depth=0, nodes=0)
+
+    def _depth_left(self, length: int) -> int:
+        """Levels below a root at this position that the drafter's own context holds."""
+        limit = self.drafter.context_length
+        return self.target.context_length if limit is None else limit - 1 - length
 
     def _draft(self, state: object, root: int, budget: Budget) -> DraftTree:
         if budget.depth == 0:
             return DraftTree.chain([root], self.target.device)
         return self.drafter.propose(state, root, budget)
+
+    def _logprobs(self, seen: Forward, tokens: list[int]) -> list[TokenLogprob] | None:
+        """Of tokens that follow the rows of `seen`, if they were asked for."""
+        if self.request.logprobs is None:
+            return None
+        return logprobs_of(seen.logits, tokens, self.request.logprobs)
+
+    @property
+    def _fallback(self) -> str | None:
+        """Why rounds were decoded plainly, if any were: each reason once."""
+        reasons = [self._planner.fallback] if self._planner.fallback else []
+        if self._num_beyond:
+            reasons.append(
+                f"{self._num_beyond} of {len(self.rounds) - 1} rounds were decoded plainly: "
+                f"{self.drafter.name} reads {self.drafter.context_length} positions of prompt and "
+                "answer, and no more"
+            )
+        return "; ".join(reasons) or None
 
     def result(self) -> GenerationResult:
         """Everything decided so far; `finish_reason` is "cancelled" if it was broken off."""
@@ -131,7 +207,8 @@ class Generation:
             rounds=self.rounds[1:],
             drafter=self.drafter.name,
             target=self.target.name,
-            fallback=self._planner.fallback,
+            fallback=self._fallback,
+            logprobs=None if self.request.logprobs is None else list(self._commit.logprobs),
         )
 
 
@@ -148,6 +225,53 @@ def generate(
     for _ in generation:
         pass
     return generation.result()
+
+
+def answers(
+    target: Target,
+    drafter: Drafter[Any],
+    request: Request,
+    n: int,
+    *,
+    cost: CostModel | None = None,
+    clock: Clock = time.perf_counter,
+    with_looks: bool = False,
+) -> list[Generation]:
+    """n answers to one prompt, which is read once: by the first of them to be iterated over.
+
+    Answer i is that of the same request with the seed `sampling.seed + i` (modulo 2**63); greedy
+    decoding, which draws nothing, gives n equal ones. They may be run in any order or in turns.
+    """
+    check_n(n)
+    reading = Reading(target, drafter, request, n)
+    seeds = ((request.sampling.seed + i) % 2**63 for i in range(n))
+    return [
+        Generation(
+            target,
+            drafter,
+            replace(request, sampling=replace(request.sampling, seed=seed)),
+            cost=cost,
+            clock=clock,
+            with_looks=with_looks,
+            reading=reading,
+        )
+        for seed in seeds
+    ]
+
+
+def check_n(n: int) -> int:
+    """The number of answers, if it is one."""
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise BadRequest(f"n must be a count of answers from 1, got {n!r}")
+    return n
+
+
+def _check_logprobs(request: Request, target: Target) -> None:
+    if (request.logprobs or 0) > target.vocab_size:
+        raise BadRequest(
+            f"logprobs asks for the {request.logprobs} best tokens, but {target.name} has "
+            f"{target.vocab_size}; ask for at most so many"
+        )
 
 
 def plan_for(drafter: Drafter[Any], cost: CostModel | None) -> Planner:

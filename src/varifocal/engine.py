@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
-from varifocal.decode import Clock, Generation
+from varifocal.decode import Clock, Generation, answers
 from varifocal.drafter import Drafter
 from varifocal.drafters import check_options, drafter_class, load_drafter
 from varifocal.drafters.plain import PlainDrafter
@@ -48,6 +48,15 @@ class Engine:
         return Generation(
             self.target, self.drafter, request, cost=self.cost, clock=clock, with_looks=with_looks
         )
+
+    def answers(
+        self, request: Request, n: int, *, clock: Clock = time.perf_counter
+    ) -> list[Generation]:
+        """n answers to one prompt, which is read once: each to be iterated over as in `stream`.
+
+        Answer i is exactly that of the same request with the seed `sampling.seed + i`.
+        """
+        return answers(self.target, self.drafter, request, n, cost=self.cost, clock=clock)
 
     def plain(self) -> "Engine":
         """The same target without a drafter: what every speed-up and text is compared with."""

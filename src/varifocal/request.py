@@ -26,12 +26,17 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One generation: the same request gives the same text with every drafter."""
+    """One generation: the same request gives the same text with every drafter.
+
+    An answer that a stop text ends keeps, in ids, log-probs and counts, every token up to and with
+    the one that completes the stop text; the text is cut before it.
+    """
 
     messages: tuple[Message, ...]
     max_new_tokens: int = 256  # the end token counts
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()  # generation ends before the first of these texts
+    logprobs: int | None = None  # log-probs of delivered tokens, with this many of the best; or not
     id: str = ""  # for benchmarks and logs
 
     def __post_init__(self) -> None:
@@ -50,6 +55,20 @@ class Request:
             raise BadRequest(f"max_new_tokens must be a count from 1, got {self.max_new_tokens!r}")
         if not all(isinstance(stop, str) and stop for stop in self.stop):
             raise BadRequest(f"stop texts must be texts and not empty, got {self.stop!r}")
+        if self.logprobs is not None and (
+            not isinstance(self.logprobs, int)
+            or isinstance(self.logprobs, bool)
+            or self.logprobs < 0
+        ):
+            raise BadRequest(
+                "logprobs must be None (off) or how many of the best tokens to list, 0 for the "
+                f"chosen one alone; got {self.logprobs!r}"
+            )
+        if self.sampling.min_new_tokens > self.max_new_tokens:
+            raise BadRequest(
+                f"min_new_tokens is {self.sampling.min_new_tokens} but max_new_tokens only "
+                f"{self.max_new_tokens}; ask for no fewer than that at most"
+            )
 
     @property
     def images(self) -> tuple[Image.Image, ...]:
@@ -64,6 +83,7 @@ def ask(
     max_new_tokens: int = 256,
     sampling: Sampling | None = None,
     stop: str | Sequence[str] = (),
+    logprobs: int | None = None,
     id: str = "",
 ) -> Request:
     """A request with one user message: the pictures first, then the prompt.
@@ -79,5 +99,6 @@ def ask(
         max_new_tokens=max_new_tokens,
         sampling=sampling or Sampling(),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        logprobs=logprobs,
         id=id,
     )

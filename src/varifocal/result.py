@@ -8,6 +8,20 @@ Look = list[tuple[int, float]]  # (visual token, weight): where the drafter look
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenLogprob:
+    """What the target thought of a delivered token, from its own logits before any setting."""
+
+    token: int
+    logprob: float  # natural logarithm
+    best: tuple[tuple[int, float], ...] = ()  # the k likeliest (token, log-prob), best first
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in the JSON of a result."""
+        best = [{"token_id": token, "logprob": value} for token, value in self.best]
+        return {"token_id": self.token, "logprob": self.logprob, "best": best}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """One draft-verify-accept round, or the prefill (which delivers the first token)."""
 
@@ -20,6 +34,7 @@ class Round:
     other_seconds: float = 0.0
     is_prefill: bool = False
     looks: list[Look] | None = None  # per delivered token, if asked for and known
+    logprobs: list[TokenLogprob] | None = None  # per delivered token, if asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +51,7 @@ class GenerationResult:
     drafter: str
     target: str
     fallback: str | None = None  # why rounds were decoded plainly, if any were
+    logprobs: list[TokenLogprob] | None = field(default=None, repr=False)  # if asked for
 
     @property
     def num_spec_steps(self) -> int:
@@ -77,8 +93,8 @@ class GenerationResult:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON of `varifocal generate --json`."""
-        return {
+        """The JSON of `varifocal generate --json`; `logprobs` only if they were asked for."""
+        made: dict[str, Any] = {
             "text": self.text,
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
@@ -99,3 +115,6 @@ class GenerationResult:
             },
             "seconds": self.seconds,
         }
+        if self.logprobs is not None:
+            made["logprobs"] = [entry.to_dict() for entry in self.logprobs]
+        return made

@@ -120,6 +120,10 @@ class Target(ABC):
         """Text of tokens, special ones left out; may end in U+FFFD inside a character."""
 
     @abstractmethod
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of a bare text: nothing is added, and names of special tokens are text."""
+
+    @abstractmethod
     def regions(self, prompt: Prompt) -> list[Region]:
         """What each visual token saw, in the order of the True entries of `prompt.is_image`."""
 

@@ -146,6 +146,21 @@ def test_bad_field_of_messages_is_named(ask, tmp_path, content, named):
         (["--prompt", "x", "--top-p", "0"], "top_p"),
         (["--prompt", "x", "--top-k", "-2"], "top_k"),
         (["--prompt", "x", "--seed", "-1"], "seed"),
+        (["--prompt", "x", "--min-p", "1.5"], "min_p"),
+        (["--prompt", "x", "--min-p", "nan"], "min_p"),
+        (["--prompt", "x", "--repetition-penalty", "0"], "repetition_penalty"),
+        (["--prompt", "x", "--presence-penalty", "3"], "presence_penalty"),
+        (["--prompt", "x", "--frequency-penalty", "-3"], "frequency_penalty"),
+        (["--prompt", "x", "--logit-bias", "5"], "42=-5"),
+        (["--prompt", "x", "--logit-bias", "the=5"], "42=-5"),
+        (["--prompt", "x", "--logit-bias", "5=nan"], "logit_bias"),
+        (["--prompt", "x", "--logit-bias", "5=1", "--logit-bias", "5=2"], "token 5 twice"),
+        (["--prompt", "x", "--logit-bias", "99999=1", *PLAIN], "names the token 99999"),
+        (["--prompt", "x", "--bad-word", " "], "bad_words"),
+        (["--prompt", "x", "--min-new-tokens", "9"], "min_new_tokens is 9"),
+        (["--prompt", "x", "--logprobs", "-1"], "logprobs"),
+        (["--prompt", "x", "--logprobs", "99999", *PLAIN], "99999 best"),
+        (["--prompt", "x", "--n", "0"], "n must be a count"),
         (["--prompt", "x", "--stop", ""], "stop text"),
         (["--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens"),
         (["--prompt", "x", "--max-new-tokens", "99999", *PLAIN], "ask for at most"),
@@ -214,3 +229,71 @@ def test_default_drafter_says_that_none_is_shipped(ask, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     result = ask("--prompt", "x", "--set", "nodes=4")
     assert "drafting by lookup" in result.stderr
+
+
+ALL_SETTINGS = (
+    *("--min-p", "0.01", "--repetition-penalty", "1.3", "--presence-penalty", "0.5"),
+    *("--frequency-penalty", "0.5", "--logit-bias", "70=2", "--logit-bias", "71=-3"),
+    *("--bad-word", "the", "--min-new-tokens", "3"),
+)
+
+
+@pytest.mark.parametrize("temperature", ["0", "1.0"])
+def test_the_answer_with_all_settings_does_not_depend_on_the_drafter(ask, temperature):
+    options = ("--prompt", "x", "--temperature", temperature, *ALL_SETTINGS, "--logprobs", "2")
+    plain, drafted = (
+        json.loads(ask(*options, *drafter, "--json", "-").stdout) for drafter in (PLAIN, LOOKUP)
+    )
+    assert plain["token_ids"] == drafted["token_ids"]
+    assert plain.keys() == drafted.keys()
+    assert [e["token_id"] for e in plain["logprobs"]] == plain["token_ids"]
+    assert all(len(e["best"]) == 2 for e in drafted["logprobs"])
+
+
+def test_settings_come_from_a_configuration_file_too(ask, tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        "sampling:\n  min_p: 0.01\n  repetition_penalty: 1.3\n  presence-penalty: 0.5\n"
+        "  frequency_penalty: 0.5\n  logit_bias: {70: 2, 71: -3}\n  bad_word: [the]\n"
+        "  min_new_tokens: 3\nanswers:\n  n: 1\n  logprobs: 0\n"
+    )
+    options = ("--prompt", "x", *PLAIN, "--json", "-")
+    typed = json.loads(ask(*options, *ALL_SETTINGS, "--n", 1, "--logprobs", 0).stdout)
+    read = json.loads(ask(*options, "--config", file).stdout)
+    assert read["token_ids"] == typed["token_ids"]
+    assert read["logprobs"] == typed["logprobs"]
+    assert len(read["answers"]) == 1
+
+
+def test_several_answers_are_those_of_the_following_seeds(ask):
+    options = ("--prompt", "x", "--temperature", "1.0", *PLAIN, "--json", "-")
+    made = json.loads(ask(*options, "--seed", 4, "--n", 3).stdout)
+    assert made["token_ids"] == made["answers"][0]["token_ids"]
+    assert "answers" not in json.loads(ask(*options).stdout)
+    for number, answer in enumerate(made["answers"]):
+        assert (
+            answer["token_ids"]
+            == json.loads(ask(*options, "--seed", 4 + number).stdout)["token_ids"]
+        )
+
+
+def test_several_answers_are_numbered_and_log_probs_follow_the_text(ask):
+    result = ask("--prompt", "x", *PLAIN, "--n", 2, "--logprobs", 1, "--max-new-tokens", 2)
+    assert result.stdout.startswith("[1]\n") and "\n[2]\n" in result.stdout
+    assert sum(line.startswith("-") and " | " in line for line in result.stdout.splitlines()) == 4
+    assert "all 2 answers are the same" in result.stderr
+
+
+def test_settings_without_effect_at_temperature_0_are_named(ask):
+    result = ask("--prompt", "x", *PLAIN, "--top-k", 5, "--min-p", 0.1, "--top-p", 0.5)
+    assert "top-k, top-p and min-p change nothing" in result.stderr
+    assert "changes nothing" in ask("--prompt", "x", *PLAIN, "--min-p", 0.1).stderr
+    assert "nothing" not in ask("--prompt", "x", *PLAIN, "--repetition-penalty", 1.2).stderr
+
+
+def test_verify_compares_greedy_texts_with_the_penalties(run, tiny_folder, picture_file):
+    common = ("--target", tiny_folder, "--dtype", "float32", "--max-new-tokens", 8, *LOOKUP)
+    typed = ("--prompt", "x", "--image", picture_file, *ALL_SETTINGS)
+    result = run("verify", *common, *typed, "--json", "-")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["identical"] == 2

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from varifocal.commit import Commit
+from varifocal.result import TokenLogprob
 
 EOS = 1
 
@@ -75,3 +76,54 @@ def test_nothing_is_delivered_after_the_end():
     commit, _ = run([*ids("ab"), EOS], [])
     assert commit.push(ids("more")).tokens == [] and commit.room == 0
     assert commit.text == "ab"
+
+
+PIECES = {10: "ab", 11: "cST", 12: "OPde", 13: "x"}
+
+
+def test_ids_log_probs_and_text_are_cut_at_the_token_that_completes_a_stop_text():
+    tokens = [10, 11, 12, 13, 13]
+    entries = [TokenLogprob(token=t, logprob=-float(n)) for n, t in enumerate(tokens)]
+    for cut in range(len(tokens) + 1):
+        commit = Commit(
+            lambda ids: "".join(PIECES[i] for i in ids), frozenset({EOS}), 100, ("STOP",)
+        )
+        blocks = [commit.push(tokens[a:b], entries[a:b]) for a, b in ((0, cut), (cut, 5))]
+        assert commit.text == "".join(b.text for b in blocks) == "abc"
+        assert commit.tokens == [t for b in blocks for t in b.tokens] == [10, 11, 12]
+        assert commit.logprobs == [e for b in blocks for e in b.logprobs] == entries[:3]
+        assert commit.finish_reason == "stop"
+
+
+def fallback_decode(tokens):
+    """With byte fallback, each byte of an unfinished character shows as one replacement."""
+    raw = bytes(t - 2 for t in tokens if t >= 2)
+    for end in range(len(raw), -1, -1):
+        try:
+            return raw[:end].decode() + "\ufffd" * (len(raw) - end)
+        except UnicodeDecodeError:
+            continue
+    raise AssertionError("an empty text is always whole")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_characters_of_several_byte_tokens_are_shown_whole(size):
+    text = "čaj 🙂 木漏れ日"
+    tokens = [*ids(text), EOS]
+    commit = Commit(fallback_decode, frozenset({EOS}), 100)
+    pieces = [commit.push(tokens[n : n + size]).text for n in range(0, len(tokens), size)]
+    assert "".join(pieces) == commit.text == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_token_without_text_takes_no_space_from_the_next():
+    words = {0: "", 2: "▁a", 3: "▁chart"}
+
+    def sentencepiece(tokens):
+        return "".join(words[t] for t in tokens).replace("▁", " ").removeprefix(" ")
+
+    for tokens in ([2, 0, 3], [2, 0, 0, 3, 0, 2], [0, 2, 3]):
+        commit = Commit(sentencepiece, frozenset({EOS}), 100)
+        for token in tokens:
+            commit.push([token])
+        assert commit.text == sentencepiece(tokens)

@@ -15,6 +15,8 @@ from varifocal.sampling import Sampling
         ({"prompt": " "}, "prompt is empty"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"stop": [""]}, "stop"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"max_new_tokens": 4, "sampling": Sampling(min_new_tokens=5)}, "min_new_tokens is 5"),
     ],
 )
 def test_bad_requests_are_refused_by_name(settings, named):

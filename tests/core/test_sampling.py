@@ -4,7 +4,12 @@ import math
 
 import pytest
 import torch
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from varifocal.errors import BadRequest
 from varifocal.sampling import Sampling, gumbel
@@ -73,8 +78,74 @@ def test_extreme_temperatures_stay_finite(temperature):
         {"top_p": 1.5},
         {"top_p": math.nan},
         {"seed": -1},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"min_p": math.nan},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e38},
+        {"repetition_penalty": math.nan},
+        {"presence_penalty": 2.1},
+        {"presence_penalty": math.nan},
+        {"frequency_penalty": -2.1},
+        {"frequency_penalty": math.inf},
+        {"logit_bias": {3: 100.5}},
+        {"logit_bias": {3: math.nan}},
+        {"logit_bias": {-1: 1.0}},
+        {"bad_words": ["  "]},
+        {"bad_words": [()]},
+        {"bad_words": [(3, -1)]},
+        {"bad_words": "word"},
+        {"min_new_tokens": -1},
     ],
+    ids=str,
 )
 def test_bad_settings_are_refused_by_name(setting):
     with pytest.raises(BadRequest, match=next(iter(setting))):
         Sampling(**setting)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("min_p", [0.05, 0.3, 1.0])
+def test_min_p_comes_last_and_equals_that_of_transformers(seed, min_p):
+    logits = torch.randn(4, 40, generator=torch.Generator().manual_seed(seed)) * 3
+    wanted = logits
+    for warper in (
+        TemperatureLogitsWarper(1.7),
+        TopKLogitsWarper(30),
+        TopPLogitsWarper(0.95),
+        MinPLogitsWarper(min_p),
+    ):
+        wanted = warper(None, wanted)
+    sampling = Sampling(temperature=1.7, top_k=30, top_p=0.95, min_p=min_p)
+    made = sampling.filtered(logits)
+    assert torch.equal(made.isinf(), wanted.isinf())
+    torch.testing.assert_close(made.softmax(-1), wanted.softmax(-1))
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-8, 1e-30, 1e-45])
+def test_a_temperature_near_zero_takes_the_likeliest_token(temperature):
+    sampling = Sampling(temperature=temperature, seed=3)
+    logits = torch.tensor([[1.0, 9.0, 3.0]]).expand(200, -1)
+    assert sampling.pick(logits, torch.arange(200)).eq(1).all()
+
+
+@pytest.mark.parametrize("temperature", [1e20, 1e38, 1e308])
+def test_the_hottest_temperature_never_draws_an_excluded_token(temperature):
+    logits = torch.tensor([[1.0, -math.inf, 3.0]]).expand(300, -1)
+    drawn = Sampling(temperature=temperature).pick(logits, torch.arange(300))
+    assert drawn.bincount(minlength=3).ge(torch.tensor([90, 0, 90])).all()
+    assert not drawn.eq(1).any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1e-4])
+def test_draws_from_a_law_that_is_nearly_one_token_are_that_token(temperature):
+    logits = torch.tensor([[-40.0, 60.0, -40.0]]).expand(1000, -1)
+    assert Sampling(temperature=temperature).pick(logits, torch.arange(1000)).eq(1).all()
+
+
+def test_a_setting_is_not_changed_by_what_the_caller_does_afterwards():
+    bias = {3: 1.0}
+    sampling = Sampling(logit_bias=bias, bad_words=[[1, 2]])
+    bias[4] = 1.0
+    assert sampling.logit_bias == {3: 1.0} and sampling.bad_words == ((1, 2),)
+    assert hash(sampling) == hash(Sampling(logit_bias={3: 1.0}, bad_words=((1, 2),)))

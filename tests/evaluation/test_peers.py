@@ -85,6 +85,13 @@ def test_sampling_leaves_the_global_generator_alone(target):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("settings", [{"min_p": 0.1}, {"repetition_penalty": 1.2}], ids=str)
+def test_settings_that_a_peer_does_not_get_are_refused(settings, target):
+    request = ask("What?", max_new_tokens=6, sampling=Sampling(**settings))
+    with pytest.raises(BadOption, match="temperature, top-k and top-p alone"):
+        peer(target, "hf-generate").run(request, Ticks())
+
+
 def test_stop_text_ends_both_alike(target, plain):
     piece = plain.text[3:6]
     request = ask("What is this?", [picture()], max_new_tokens=16, stop=[piece])

@@ -27,7 +27,13 @@ from varifocal.sampling import Sampling
 from varifocal.targets._hf import HFTarget
 
 
-def request_from(ask: AskOptions, limits: LimitOptions, sampling: SamplingOptions) -> Request:
+def request_from(
+    ask: AskOptions,
+    limits: LimitOptions,
+    sampling: SamplingOptions,
+    *,
+    logprobs: int | None = None,
+) -> Request:
     """The request that was typed; everything about it that can be checked without the target is."""
     for number, stop in enumerate(limits.stop):
         check_text(stop, f"--stop number {number + 1}")
@@ -37,17 +43,55 @@ def request_from(ask: AskOptions, limits: LimitOptions, sampling: SamplingOption
         max_new_tokens=Request.max_new_tokens if limit is None else limit,
         sampling=sampling_from(sampling),
         stop=tuple(limits.stop),
+        logprobs=logprobs,
     )
 
 
 def sampling_from(options: SamplingOptions) -> Sampling:
     """How tokens are chosen."""
+    for number, word in enumerate(options.bad_word):
+        check_text(word, f"--bad-word number {number + 1}")
     return Sampling(
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=_biases(options.logit_bias),
+        bad_words=tuple(options.bad_word),
+        min_new_tokens=options.min_new_tokens,
         seed=options.seed,
     )
+
+
+def _biases(texts: Sequence[str]) -> dict[int, float]:
+    """ID=NUMBER texts of --logit-bias."""
+    found: dict[int, float] = {}
+    for text in texts:
+        token, _, value = text.partition("=")
+        try:
+            key, number = int(token), float(value)
+        except ValueError:
+            raise BadOption(
+                f"--logit-bias wants a token id and a number such as 42=-5, got {text!r}"
+            ) from None
+        if key in found:
+            raise BadOption(f"--logit-bias gives token {key} twice")
+        found[key] = number
+    return found
+
+
+def note_idle(sampling: Sampling, out: Output) -> None:
+    """Say which settings of a greedy request change nothing."""
+    if idle := sampling.idle_when_greedy:
+        names = [name.replace("_", "-") for name in idle]
+        listed = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+        out.note(
+            f"{listed} change{'' if names[1:] else 's'} nothing at temperature 0, which takes the "
+            "likeliest token"
+        )
 
 
 def is_asked(ask: AskOptions) -> bool:

@@ -78,6 +78,54 @@ class SamplingOptions:
     top_p: Annotated[
         float, typer.Option("--top-p", help="Draw from the fewest tokens with this mass.")
     ] = 1.0
+    min_p: Annotated[
+        float,
+        typer.Option(
+            "--min-p", help="Draw from tokens at least this fraction as likely as the likeliest."
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            "--repetition-penalty",
+            help="Above 1: against tokens of the prompt and the answer, as in transformers.",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        typer.Option(
+            "--presence-penalty", help="From -2 to 2: against tokens that the answer has."
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        typer.Option(
+            "--frequency-penalty", help="From -2 to 2: the same, for each time it has them."
+        ),
+    ] = 0.0
+    logit_bias: Annotated[
+        list[str],
+        typer.Option(
+            "--logit-bias",
+            metavar="ID=NUMBER",
+            help="Make a token likelier or, below 0, less likely; from -100 to 100. Repeatable.",
+        ),
+    ] = field(default_factory=list)
+    bad_word: Annotated[
+        list[str],
+        typer.Option(
+            "--bad-word",
+            metavar="TEXT",
+            help="Never write this as the tokenizer splits it, with or without a space before it. "
+            "Repeatable.",
+        ),
+    ] = field(default_factory=list)
+    min_new_tokens: Annotated[
+        int,
+        typer.Option(
+            "--min-new-tokens", help="Tokens before an end token may come; --stop may end sooner."
+        ),
+    ] = 0
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")] = 0
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from varifocal.cli._inputs import engine_from, request_from
+from varifocal.cli._inputs import engine_from, note_idle, request_from
 from varifocal.cli._options import (
     AskOptions,
     DraftingOptions,
@@ -20,7 +20,7 @@ from varifocal.cli._options import (
     TargetOptions,
 )
 from varifocal.cli._output import Output
-from varifocal.decode import Generation
+from varifocal.decode import Generation, check_n
 from varifocal.result import GenerationResult, Round
 
 
@@ -33,10 +33,29 @@ class StreamOptions(OutputOptions):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """How much is answered."""
+
+    n: Annotated[
+        int | None,  # None: not typed, so that the JSON has no list of answers
+        typer.Option("--n", help="Answers to give; the prompt is read once. Each has a next seed."),
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs",
+            metavar="K",
+            help="Log-probs of the answer's tokens before any setting, with the K best; 0: alone.",
+        ),
+    ] = None
+
+
 def generate(
     ask: AskOptions,
     limits: LimitOptions,
     sampling: SamplingOptions,
+    answers: AnswerOptions,
     model: TargetOptions,
     drafting: DraftingOptions,
     output: StreamOptions,
@@ -46,19 +65,39 @@ def generate(
     The text is the one that plain decoding gives, whatever the drafter. Ctrl-C keeps what has come.
     """
     out = Output(output)
-    request = request_from(ask, limits, sampling)
-    if sampling.temperature == 0 and (sampling.top_k or sampling.top_p < 1):
-        out.note("top-k and top-p change nothing at temperature 0, which takes the likeliest token")
+    request = request_from(ask, limits, sampling, logprobs=answers.logprobs)
+    n = check_n(1 if answers.n is None else answers.n)
+    note_idle(request.sampling, out)
+    if n > 1 and sampling.temperature == 0:
+        out.note(f"at temperature 0 all {n} answers are the same")
     engine = engine_from(model, drafting, out)
-    generation = engine.stream(request)
-    is_cancelled = _decode(generation, out, streams=output.stream)
-    result = finished(generation)
-    shown = sum(len(decided.text) for decided in generation.rounds) if output.stream else 0
-    out.line(result.text[shown:])  # of a cancelled text, what could have become a stop text
-    out.note(summary(result))
-    out.write(result.to_dict())
+    results = []
+    is_cancelled = False
+    for number, generation in enumerate(engine.answers(request, n), start=1):
+        if n > 1:
+            out.line(f"[{number}]", style="dim")
+        is_cancelled = _decode(generation, out, streams=output.stream)
+        results.append(_shown(generation, out, streams=output.stream))
+        if is_cancelled:
+            break
+    first = results[0].to_dict()
+    listed = {} if answers.n is None else {"answers": [r.to_dict() for r in results]}
+    out.write(first | listed)
     if is_cancelled:
         raise typer.Exit(130)
+
+
+def _shown(generation: Generation, out: Output, *, streams: bool) -> GenerationResult:
+    """The result, once what is left to show of it has been shown."""
+    result = finished(generation)
+    shown = sum(len(decided.text) for decided in generation.rounds) if streams else 0
+    out.line(result.text[shown:])  # of a cancelled text, what could have become a stop text
+    for entry in result.logprobs or ():
+        best = [(entry.token, entry.logprob), *entry.best]
+        words = [f"{value:.4f} {generation.target.decode([token])!r}" for token, value in best]
+        out.line("  ".join(words[:1] + (["|", *words[1:]] if entry.best else [])))
+    out.note(summary(result))
+    return result
 
 
 def _decode(generation: Generation, out: Output, *, streams: bool) -> bool:
@@ -119,6 +158,7 @@ def finished(generation: Generation) -> GenerationResult:
         rounds=[],
         drafter=generation.drafter.name,
         target=generation.target.name,
+        logprobs=None if generation.request.logprobs is None else [],
     )
 
 

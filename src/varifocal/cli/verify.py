@@ -5,7 +5,14 @@ from typing import Annotated
 
 import typer
 
-from varifocal.cli._inputs import engine_from, is_asked, names, request_from, sampling_from
+from varifocal.cli._inputs import (
+    engine_from,
+    is_asked,
+    names,
+    note_idle,
+    request_from,
+    sampling_from,
+)
 from varifocal.cli._options import (
     AskOptions,
     DraftingOptions,
@@ -49,6 +56,8 @@ def verify(
     """
     out = Output(output)
     requests = _requests(suite, ask, limits, sampling)
+    if suite.sampling == SamplingName.GREEDY:
+        note_idle(replace(sampling_from(sampling), temperature=0.0), out)
     engine = engine_from(model, drafting, out)
     with out.progress("comparing", len(requests)) as bar:
 
@@ -84,7 +93,8 @@ def _requests(
 def _show(verdict: Comparison, out: Output) -> None:
     for m in verdict.mismatches:
         what = "near-tie" if m.near_tie else "DIFFERENT"
-        margin = "a text ended" if m.margin is None else f"margin {m.margin:.3g}"
+        ended = "a text ended" if min(m.plain, m.drafted) < 0 else "an excluded token"
+        margin = ended if m.margin is None else f"margin {m.margin:.3g}"
         kind = "greedy" if m.temperature == 0 else f"temperature {m.temperature:g}"
         out.line(
             f"{m.id or 'request'} ({kind}): {what} at token {m.position}: plain {m.plain}, "

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from varifocal.engine import Engine
 from varifocal.evaluation.suites import Case
+from varifocal.processors import Processor
 from varifocal.request import Request
 from varifocal.result import GenerationResult
 from varifocal.sampling import Sampling
@@ -37,7 +38,9 @@ class Mismatch:
     position: int  # index of the first token that differs
     plain: int  # the tokens there; -1 where a text had ended
     drafted: int
-    margin: float | None  # logits of the plain path: plain token minus drafted; None: a text ended
+    # Logits of the plain path as they are chosen from: plain token minus drafted. None where a text
+    # ended or a setting excludes the drafted token.
+    margin: float | None
     tolerance: float  # the largest greedy margin that rounding explains
     near_tie: bool  # rounding in the target's dtype explains it
     temperature: float
@@ -101,10 +104,12 @@ def requests_of(
 
     `max_new_tokens` None and no `stop` leave each case its own.
     Sampled ones take `sampling`, with temperature 1.0 where it says 0, and request number n the
-    seed `sampling.seed + n`.
+    seed `sampling.seed + n`. Greedy ones take what of `sampling` concerns them: penalties, biases
+    and bans.
     """
     base = sampling or Sampling()
     drawn = replace(base, temperature=base.temperature or 1.0)
+    greedy = replace(base, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
     made = []
     for number, case in enumerate(cases):
         own = case.request.max_new_tokens
@@ -115,7 +120,7 @@ def requests_of(
             id=case.id,
         )
         if kind != "sampled":
-            made.append(replace(request, sampling=Sampling()))
+            made.append(replace(request, sampling=greedy))
         if kind != "greedy":
             seed = (base.seed + number) % 2**63
             made.append(replace(request, sampling=replace(drawn, seed=seed)))
@@ -133,11 +138,16 @@ def judge(
     margin: float | None = None
     tolerance, near = 0.0, False
     if ours >= 0 and theirs >= 0:
-        logits = plain_logits(target, request, plain.token_ids[:position])
-        margin = float(logits[ours].double() - logits[theirs].double())
+        text = plain.token_ids[:position]
+        logits = plain_logits(target, request, text)
+        processor = Processor(request.sampling, target, target.encode(request).tokens)
+        processor.append(text)
+        scores = processor(logits[None])[0]
+        gap = float(scores[ours].double() - scores[theirs].double())
+        margin = gap if math.isfinite(gap) else None
         tolerance = 2 * slack(logits, target.dtype)
         near = target.dtype != torch.float32 and could_pick(
-            theirs, logits, request.sampling, position, target.dtype
+            theirs, logits, request.sampling, position, target.dtype, processor
         )
     return Mismatch(
         id=request.id,
@@ -183,13 +193,18 @@ def could_pick(
     sampling: Sampling,
     position: int,
     dtype: torch.dtype,
+    processor: Processor | None = None,
 ) -> bool:
-    """Whether rounding in this dtype is enough for the plain path to pick `token`."""
+    """Whether rounding in this dtype is enough for the plain path to pick `token`.
+
+    `processor` stands at the text so far, where the settings need one.
+    """
     off = slack(logits, dtype)
     bent = logits.double() - off
     bent[token] += 2 * off * (1 + 1e-3)  # a gap of exactly 2 * SLACK units counts as a tie
     at = torch.tensor([position], device=logits.device)
-    return int(sampling.pick(bent[None].float(), at)) == token
+    row = bent[None].float()
+    return int(sampling.pick(row if processor is None else processor(row), at)) == token
 
 
 def _at(tokens: Sequence[int], position: int) -> int:

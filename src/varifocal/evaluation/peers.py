@@ -95,6 +95,11 @@ class Peer:
     def _limits(self, request: Request) -> dict[str, Any]:
         """Lengths, stops and sampling: those of the request, not those of the checkpoint."""
         sampling = request.sampling
+        if sampling.changes_logits or sampling.min_p:
+            raise BadOption(
+                f"{self.name} is measured with temperature, top-k and top-p alone; leave out the "
+                "other sampling settings, or this drafter"
+            )
         limits: dict[str, Any] = {
             "max_new_tokens": request.max_new_tokens,
             "do_sample": sampling.temperature > 0,
