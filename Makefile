@@ -12,13 +12,16 @@ STAMP := .venv/.installed-with-torch-$(TORCH)
 LOCK := $(shell command -v flock >/dev/null 2>&1 && echo "flock .make.lock")
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint clean distclean
+.PHONY: demo test test-slow lint clean distclean
 
 demo: $(STAMP)  ## make a picture, ask about it, compare plain and speculative decoding
 	@$(BIN)/varifocal demo
 
 test: lint  ## what CI runs
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP)  ## the long forms of the checks: every variant of every family, all sizes
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow
 
 lint: $(STAMP)  ## style and types
 	$(BIN)/python -m ruff check .

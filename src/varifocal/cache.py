@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from copy import copy
+from math import prod
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from varifocal.errors import UnsupportedTarget
+from varifocal.errors import BadRequest, UnsupportedTarget
 
 _ROOM = 64  # columns that a buffer grows by at least, so that appending seldom copies
 
@@ -80,7 +81,15 @@ def _room_for(buffer: Tensor, new: Tensor, used: int, end: int) -> Tensor:
     if buffer.dim() == new.dim() and buffer.shape[-2] >= end:
         return buffer
     shape = (*new.shape[:-2], end + max(_ROOM, end // 2), new.shape[-1])
-    grown = new.new_empty(shape)
+    try:
+        grown = new.new_empty(shape)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; a CPU raises the bare class
+        wanted = prod(shape) * new.element_size()
+        raise BadRequest(
+            f"there is no memory for the cache of {end} tokens: one of its buffers (two a layer) "
+            f"wants {wanted:,} bytes on {new.device}. Ask with a shorter prompt, fewer or smaller "
+            "pictures or fewer new tokens, or load the model in bfloat16."
+        ) from error
     if used:
         grown[:, :, :used] = buffer[:, :, :used]
     return grown
@@ -130,7 +139,12 @@ class KVCache:
 
 def check_cacheable(text_config: Any, name: str) -> None:
     """Refuse, by name, layers that cannot forget rejected tokens."""
-    kinds = set(getattr(text_config, "layer_types", None) or ["full_attention"])
+    listed = getattr(text_config, "layer_types", None)
+    kinds = set(listed or ["full_attention"])
+    window = getattr(text_config, "sliding_window", None)
+    # Without a list, a window goes for every layer; one as wide as the context never closes.
+    if not listed and window and window < text_config.max_position_embeddings:
+        kinds = {f"sliding_attention (window {window})"}
     if kinds != {"full_attention"}:
         raise UnsupportedTarget(
             f"{name}: varifocal needs full attention in every layer, because others cannot forget "

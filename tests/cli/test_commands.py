@@ -37,7 +37,7 @@ def test_misspelt_command_is_answered_with_the_right_one(run):
 
 def test_lists_of_targets_and_drafters_are_json(run):
     targets = json.loads(run("targets", "--json", "-").stdout)["targets"]
-    assert {"name", "model_types", "status"} == set(targets[0])
+    assert {"name", "model_types", "tested", "status"} == set(targets[0])
     drafters = json.loads(run("drafters", "--json", "-").stdout)["drafters"]
     assert {"plain", "lookup"} <= {row["name"] for row in drafters}
     assert all({"name", "trained", "needs", "pictures"} == set(row) for row in drafters)

@@ -15,12 +15,13 @@ def targets(output: OutputOptions) -> None:
     for name, cls in target_classes().items():
         types = list(cls.model_types)
         status = "supported; the embedded demo is one" if embedded in types else "supported"
-        rows.append({"name": name, "model_types": types, "status": status})
+        rows.append({"name": name, "model_types": types, "tested": cls.tested, "status": status})
     out = Output(output)
     out.write({"targets": rows})
-    table = Table("target", "model types", "status")
+    table = Table("target", "model types", "tested with", "status")
     for row in rows:
-        table.add_row(str(row["name"]), ", ".join(row["model_types"]), str(row["status"]))
+        listed = ", ".join(row["model_types"])
+        table.add_row(str(row["name"]), listed, str(row["tested"]), str(row["status"]))
     out.table(table)
 
 

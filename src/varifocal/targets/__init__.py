@@ -4,12 +4,20 @@ import json
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
 from varifocal.errors import UnsupportedTarget
 from varifocal.targets._hf import HFTarget
+from varifocal.targets._refuse import (
+    check_attention,
+    check_decoder,
+    first_line,
+    processor_failed,
+    weights_failed,
+)
 
 
 def target_classes() -> dict[str, type[HFTarget]]:
@@ -38,27 +46,21 @@ def load_target(
     a sixth more time; in float32 texts are identical without.
     """
     # Imported here: these take two seconds, which `--help` should not.
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForImageTextToText,
-        AutoProcessor,
-        AutoTokenizer,
-    )
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    path = demo_folder() if name_or_path == "demo" else name_or_path
-    _check_folder(path)
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except Exception as error:  # a broken config.json raises whatever its checks happen to raise
-        raise UnsupportedTarget(
-            f"{name_or_path!r} is neither a folder with a checkpoint nor a model that can be "
-            f'fetched here ({_first_line(error)}). Give a folder, a hub id, or "demo".'
-        ) from error
-    family = _family(config.model_type, str(name_or_path))
+    path, name = demo_folder() if name_or_path == "demo" else name_or_path, str(name_or_path)
+    check_attention(attention, name)
+    config = _read_config(path, name)
+    family = _family(config.model_type, name)
+    check_decoder(config.get_text_config(), name)
+    family.check_config(config, name)
     has_pictures = hasattr(config, "vision_config")
     loader = AutoModelForImageTextToText if has_pictures else AutoModelForCausalLM
-    processor_loader = AutoProcessor if has_pictures else AutoTokenizer
+    failures = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
+    try:
+        processor = family.load_processor(path)
+    except failures as error:
+        raise processor_failed(error, name) from error
     try:
         model, info = loader.from_pretrained(
             path,
@@ -66,16 +68,14 @@ def load_target(
             attn_implementation=attention,
             output_loading_info=True,
         )
-        processor = processor_loader.from_pretrained(path)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UnsupportedTarget(
-            f"the checkpoint {name_or_path!r} cannot be read: {_first_line(error)}. Its files may "
-            "be incomplete; fetch or copy them again."
-        ) from error
-    _check_weights(str(name_or_path), sorted(info["missing_keys"]), sorted(info["unexpected_keys"]))
+    except failures as error:
+        raise weights_failed(error, config, name) from error
+    if getattr(config, "quantization_config", None) and not getattr(model, "hf_quantizer", None):
+        raise weights_failed(ValueError("transformers does not know it"), config, name)
+    _check_weights(name, sorted(info["missing_keys"]), sorted(info["unexpected_keys"]))
     if exact_rows is None:
         exact_rows = torch.device(device).type == "cpu" and model.dtype != torch.float32
-    return family(model.to(device), processor, str(name_or_path), exact_rows=exact_rows)
+    return family(model.to(device), processor, name, exact_rows=exact_rows)
 
 
 def native_dtype(device: str | torch.device = "cpu") -> torch.dtype:
@@ -112,18 +112,42 @@ def _family(model_type: str, name: str) -> type[HFTarget]:
     )
 
 
-def _check_folder(path: str | Path) -> None:
-    config = Path(path) / "config.json"
-    if not Path(path).is_dir():
-        if str(path).startswith((".", "/", "~")):
-            raise UnsupportedTarget(f"there is no folder {path}; give a checkpoint's folder")
-        return
+def _read_config(path: str | Path, name: str) -> Any:
+    """The checkpoint's configuration, once its folder is known to hold a model of a known type."""
+    from transformers import AutoConfig
+
+    if Path(path).is_dir():
+        _family(_model_type(Path(path)), name)
+    elif str(path).startswith((".", "/", "~")):
+        raise UnsupportedTarget(f"there is no folder {path}; give a checkpoint's folder")
     try:
-        json.loads(config.read_text())
+        return AutoConfig.from_pretrained(path)
+    except Exception as error:  # a broken config.json raises whatever its checks happen to raise
+        if Path(path).is_dir():
+            lines = " ".join(str(error).split())
+            raise UnsupportedTarget(
+                f"the config.json of {name!r} cannot be used: {lines}"
+            ) from error
+        raise UnsupportedTarget(
+            f"{name!r} is neither a folder with a checkpoint nor a model that can be "
+            f'fetched here ({first_line(error)}). Give a folder, a hub id, or "demo".'
+        ) from error
+
+
+def _model_type(folder: Path) -> str:
+    """As its config.json says, read without transformers, which knows fewer words for failures."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnsupportedTarget(f"{path} is a folder without config.json: no checkpoint") from None
+        raise UnsupportedTarget(
+            f"{folder} is a folder without config.json: no checkpoint"
+        ) from None
     except (OSError, ValueError) as error:
-        raise UnsupportedTarget(f"{config} cannot be read as JSON ({error})") from error
+        raise UnsupportedTarget(f"{file} cannot be read as JSON ({error})") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise UnsupportedTarget(f"{file} names no model_type: no checkpoint of transformers")
+    return str(config["model_type"])
 
 
 def _check_weights(name: str, missing: list[str], unexpected: list[str]) -> None:
@@ -139,7 +163,3 @@ def _check_weights(name: str, missing: list[str], unexpected: list[str]) -> None
             f"the checkpoint {name!r} has weights of layers that its config.json does not list, "
             f"{layers[0]} among them: the two do not belong together. Fetch or copy it again."
         )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

@@ -2,23 +2,30 @@
 
 import hashlib
 import inspect
-import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
-from jinja2 import TemplateError
 from torch import Tensor, nn
 
-from varifocal.cache import KVCache, check_cacheable
-from varifocal.errors import BadRequest, UnsupportedTarget
+from varifocal.cache import KVCache
+from varifocal.errors import BadRequest
 from varifocal.request import Request
 from varifocal.target import Forward, Prompt, Target, Want
+from varifocal.targets._chat import chat_ids, expand
 from varifocal.targets._exact import EXACT_ROWS, exact_attention_name
+from varifocal.targets._refuse import (
+    check_attention,
+    check_decoder,
+    check_generation,
+    check_processor,
+    check_tokenizer,
+)
 from varifocal.tree import DraftTree
 
 
@@ -38,9 +45,6 @@ class Seen:
     extra: dict[str, Any] = field(default_factory=dict)  # for the decoder's prefill, by keyword
 
 
-_SUPPORTED_ATTENTION = ("sdpa", "eager", exact_attention_name())
-
-
 class HFTarget(Target):
     """A transformers model with a plain decoder inside. One request per forward call for now.
 
@@ -52,9 +56,15 @@ class HFTarget(Target):
         self.model, self.processor, self.name = model.eval(), processor, name
         self.tokenizer = getattr(processor, "tokenizer", processor)
         text_config = model.config.get_text_config()
-        check_cacheable(text_config, name)
+        check_decoder(text_config, name)
+        check_attention(text_config._attn_implementation, name)
+        check_generation(getattr(model, "generation_config", None), name)
+        self.check_config(model.config, name)
+        check_tokenizer(self.tokenizer, name)
+        if self.image_token is not None:
+            check_processor(processor, self.image_token, name)
+        self.check()
         self._text_model, self._lm_head = self.text_parts()
-        self._check_attention(text_config)
         self.exact_rows = exact_rows
         used = text_config._attn_implementation
         # What outside baselines run with.
@@ -94,6 +104,24 @@ class HFTarget(Target):
         """
         return torch.arange(len(prompt.tokens), device=self.device)
 
+    @classmethod
+    def load_processor(cls, path: str | Path) -> Any:
+        """What makes tokens and pixels for this family, from a folder or hub id."""
+        # Imported here: it takes two seconds.
+        from transformers import AutoProcessor
+
+        return AutoProcessor.from_pretrained(path)
+
+    @classmethod
+    def check_config(cls, config: Any, name: str) -> None:
+        """Refuse with UnsupportedTarget what this family does not read, before weights are."""
+        return
+
+    def check(self) -> None:
+        """Refuse with UnsupportedTarget files that do not belong together."""
+        return
+
+    tested: ClassVar[str] = "pictures and text"  # what the tests cover, for people
     model_types: ClassVar[tuple[str, ...]]  # of the checkpoints' config.json
     image_token: str | None = None  # a slot; the chat template writes one for each picture
 
@@ -106,8 +134,8 @@ class HFTarget(Target):
                 f"{self.name} reads no pictures; leave them out or choose a VLM target"
             )
         pictures = self.process_images(request) if request.images else Pictures({}, [])
-        ids = self._template_ids(request)
-        tokens, image_of = _expand(ids, self._image_id, pictures.written)
+        ids = chat_ids(self.processor, request, self.name)
+        tokens, image_of = expand(ids, self._image_id, pictures.written)
         room = self.context_length - len(tokens)
         if request.max_new_tokens > room:
             raise BadRequest(
@@ -236,105 +264,11 @@ class HFTarget(Target):
 
     # -- joinery -------------------------------------------------------------------------------
 
-    def _check_attention(self, text_config: Any) -> None:
-        used = text_config._attn_implementation
-        if used not in _SUPPORTED_ATTENTION:
-            raise UnsupportedTarget(
-                f"{self.name} uses {used!r} attention, which takes no tree mask; load it with "
-                'attn_implementation="sdpa" or "eager"'
-            )
-
     @property
     def _image_id(self) -> int:
         if self.image_token is None:
             return -1
         return int(self.tokenizer.convert_tokens_to_ids(self.image_token))
-
-    def _template_ids(self, request: Request) -> list[int]:
-        """Ids of the rendered chat, one placeholder per picture; typed placeholders stay text."""
-        if not getattr(self.processor, "chat_template", None):
-            raise UnsupportedTarget(
-                f"{self.name} has no chat template, so it is not known how to ask it; put the "
-                "template of its family into chat_template.jinja in the checkpoint's folder"
-            )
-        typed = _Typed(self.tokenizer, request)
-        try:
-            text = self.processor.apply_chat_template(
-                typed.messages, add_generation_prompt=True, tokenize=False
-            )
-        except TemplateError as error:
-            raise UnsupportedTarget(
-                f"the chat template of {self.name} does not take this conversation: {error}"
-            ) from error
-        bos = self.tokenizer.bos_token
-        add_bos = not (bos and text.startswith(bos))
-        ids: list[int] = []
-        for piece, is_plain in typed.split(text):
-            ids += self.tokenizer(
-                piece,
-                add_special_tokens=add_bos and not ids,
-                split_special_tokens=is_plain,
-            )["input_ids"]
-        return ids
-
-
-class _Typed:
-    """Special-token names that a user typed, kept apart from those of the chat template."""
-
-    def __init__(self, tokenizer: Any, request: Request) -> None:
-        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-        special = {*tokenizer.all_special_tokens, *(t.content for t in added if t.special)}
-        names = sorted(special, key=len, reverse=True)
-        self._names = re.compile("|".join(map(re.escape, names))) if names else None
-        self._typed: list[str] = []
-        text = "".join(p for m in request.messages for p in m.parts if isinstance(p, str))
-        # Two private-use characters that this request does not contain bracket a stand-in.
-        free = (chr(c) for c in range(0xE000, 0xF8FF) if chr(c) not in text)
-        self._open, self._close = next(free), next(free)
-        self.messages = [
-            {"role": m.role, "content": [self._part(p) for p in m.parts]} for m in request.messages
-        ]
-
-    def _part(self, part: Any) -> dict[str, str]:
-        if not isinstance(part, str):
-            return {"type": "image"}
-        text = self._names.sub(self._stand_in, part) if self._names else part
-        return {"type": "text", "text": text}
-
-    def _stand_in(self, match: re.Match[str]) -> str:
-        self._typed.append(match.group())
-        return f"{self._open}{len(self._typed) - 1}{self._close}"
-
-    def split(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Pieces of the rendered chat; True marks what must not be read as special tokens."""
-        for k, piece in enumerate(re.split(f"{self._open}(\\d+){self._close}", text)):
-            if k % 2:
-                yield self._typed[int(piece)], True
-            elif piece:
-                yield piece, False
-
-
-def _expand(
-    ids: Sequence[int], image_id: int, written: Sequence[Sequence[int]]
-) -> tuple[list[int], list[int]]:
-    """Replace the k-th placeholder by what is written for picture k; -1 marks what is no slot."""
-    if ids.count(image_id) != len(written):
-        raise BadRequest(
-            f"the chat template made {ids.count(image_id)} picture slots for {len(written)} "
-            "pictures; this checkpoint's template cannot show the pictures where they stand"
-        )
-    tokens: list[int] = []
-    image_of: list[int] = []
-    image = 0
-    for token in ids:
-        if token != image_id:
-            tokens.append(token)
-            image_of.append(-1)
-            continue
-        tokens += written[image]
-        image_of += [image if slot == image_id else -1 for slot in written[image]]
-        image += 1
-    return tokens, image_of
 
 
 def _forward(
