@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 41)  # rows of a forward that are measured, root included
 CONTEXT = 300  # tokens of text and picture before them
-_VERSION = 1
+_VERSION = 2
 _PATIENCE = 0.7  # seconds on the clock for the forwards, and again for the drafts
 _ROUNDS = (3, 9)  # repeats of everything: at least, at most
 

@@ -13,7 +13,7 @@ from varifocal.errors import BadArtifact, BadOption, VarifocalError
 from varifocal.request import ask
 from varifocal.training import trainer
 from varifocal.training.losses import Losses
-from varifocal.training.trainer import TrainConfig, tau_of, train
+from varifocal.training.trainer import Stopped, TrainConfig, tau_of, train
 
 FROZEN = torch.nn.Linear(2, 2)
 
@@ -71,6 +71,52 @@ def test_a_run_that_was_killed_and_resumed_equals_one_never_stopped(
         assert torch.equal(a, b)
     logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("whole", "broken")]
     assert logs[0] == logs[1]
+
+
+def saying_yes_after(asked):
+    """A `should_stop` that says yes from the so-manieth question on."""
+    questions = iter(range(asked))
+    return lambda: next(questions, None) is None
+
+
+@pytest.mark.parametrize("asked", [0, 3, 4, 5, 6, 9, 13, 14, 15])
+def test_a_run_that_was_stopped_anywhere_and_resumed_equals_one_never_stopped(
+    data, tmp_path, asked
+):
+    settings = config(steps=10, eval_every=4, valid_batches=2, checkpoint_seconds=1e9)
+    whole, broken, resumed = drafter(), drafter(), drafter()
+    exports = {"whole": [], "broken": []}
+
+    def go(learner, name, **more):
+        def export(steps, scores):
+            exports[name].append((steps, scores))
+
+        return run(learner, data, tmp_path / name, settings, valid=data, export=export, **more)
+
+    wanted = go(whole, "whole")
+    with pytest.raises(Stopped, match=r"stopped after update \d+ of 10"):
+        go(broken, "broken", should_stop=saying_yes_after(asked))
+    assert go(resumed, "broken", resume=True) == wanted
+    for a, b in zip(whole.network.parameters(), resumed.network.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert exports["broken"] == exports["whole"]
+    logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("whole", "broken")]
+    assert logs[0] == logs[1]
+
+
+def test_stopping_loses_no_update(data, tmp_path):
+    with pytest.raises(Stopped, match="after update 3 of 10"):
+        run(drafter(), data, tmp_path / "out", config(checkpoint_seconds=1e9),
+            should_stop=saying_yes_after(3))  # fmt: skip
+    assert trainer.load_state(tmp_path / "out" / "trainer_state.pt")["step"] == 3
+
+
+def test_measuring_tau_stops_between_two_requests():
+    requests = {"a": [ask("hello", max_new_tokens=4)] * 3}
+    questions = []
+    with pytest.raises(Stopped):
+        tau_of(target(), drafter(), requests, lambda: questions.append(1) or len(questions) > 2)
+    assert len(questions) == 3  # one before each request; the third was not decoded
 
 
 def test_the_logged_rate_follows_warm_up_and_decay_and_the_loss_falls(data, tmp_path):

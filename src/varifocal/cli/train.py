@@ -1,6 +1,7 @@
 """`varifocal train`: fit a drafter to what was recorded of its target."""
 
 import shlex
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ import torch
 import typer
 
 from varifocal.cli._inputs import load_target_from, pairs
+from varifocal.cli._interrupt import interruptible
 from varifocal.cli._options import OutputOptions, TargetOptions
 from varifocal.cli._output import Output
 from varifocal.drafters import drafter_class
@@ -20,11 +22,13 @@ from varifocal.engine import parse_options
 from varifocal.errors import BadOption, DrafterMismatch
 from varifocal.evaluation.suites import load_suite
 from varifocal.request import Request
+from varifocal.training._evaluation import ShouldStop, Stopped
 
 if TYPE_CHECKING:
     from varifocal.drafter import Drafter
     from varifocal.targets._hf import HFTarget
     from varifocal.training.artifacts import ArtifactStore
+    from varifocal.training.trainer import TrainResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +125,8 @@ def train(
     """Train a drafter on recorded artifacts.
 
     --out then holds a drafter that --drafter takes anywhere, with its logs. With --resume a run
-    that was cut off goes on as if it had not been.
+    that was cut off goes on as if it had not been. Ctrl-C finishes the update
+    under way and writes a checkpoint; a second one does not wait.
     """
     from varifocal.drafters._weights import Card, save_trained
     from varifocal.training.artifacts import ArtifactStore
@@ -146,8 +151,8 @@ def train(
         )
         save_trained(drafter, train.out, card=card)
 
-    with _saying_how_to_go_on(train.out, out):
-        result = fit(
+    def fitted(should_stop: ShouldStop) -> "TrainResult":
+        return fit(
             drafter,  # type: ignore[arg-type]  # checked in `_fresh`
             data,
             train.out,
@@ -155,10 +160,20 @@ def train(
             frozen=target.model,
             export=export,
             valid=valid,
-            evaluate=(lambda made: tau_of(target, made, requests)) if requests else None,
+            evaluate=(lambda made: tau_of(target, made, requests, should_stop))
+            if requests
+            else None,
             resume=train.resume,
             quiet=output.quiet,
+            should_stop=should_stop,
         )
+
+    with interruptible(signal.SIGINT, signal.SIGTERM, can_wait=True) as interrupt:
+        try:
+            with _saying_how_to_go_on(train.out, out):
+                result = fitted(lambda: interrupt.is_asked)
+        except Stopped:
+            raise typer.Exit(interrupt.exit_code) from None
     scores = ", ".join(f"{name} {value:.3g}" for name, value in result.scores.items())
     out.line(f"{train.drafter} after {result.steps} updates in {train.out}: {scores}")
     out.write({"out": str(train.out), "drafter": train.drafter, **asdict(result)})
@@ -183,8 +198,9 @@ def _recorded(store: "ArtifactStore", model: RecordedTargetOptions, out: Output)
 def _saying_how_to_go_on(folder: Path, out: Output) -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
-        out.note(f"cut off; the same command with --resume goes on from the checkpoint in {folder}")
+    except (Stopped, KeyboardInterrupt, SystemExit) as end:
+        how = str(end) if isinstance(end, Stopped) else "cut off"
+        out.note(f"{how}; the same command with --resume goes on from the checkpoint in {folder}")
         raise
 
 

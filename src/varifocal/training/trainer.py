@@ -7,7 +7,7 @@ loss draws. So a checkpoint needs weights, optimizer states and the step, and no
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -17,20 +17,16 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from varifocal.decode import generate
-from varifocal.drafter import Drafter
 from varifocal.errors import BadArtifact, BadOption, VarifocalError
-from varifocal.request import Request
-from varifocal.target import Target
 from varifocal.training._checkpoint import STATE, Log, load_state, save_state
+from varifocal.training._evaluation import Scores, ShouldStop, Stopped, heed, mean, never, tau_of
 from varifocal.training._recipe import TrainConfig, optimizers_of
 from varifocal.training.artifacts import Artifact, Subset
 from varifocal.training.losses import Losses
 
 logger = logging.getLogger(__name__)
-__all__ = ["TrainConfig", "TrainResult", "Trainable", "tau_of", "train"]
+__all__ = ["Stopped", "TrainConfig", "TrainResult", "Trainable", "tau_of", "train"]
 
-Scores = dict[str, float]
 Evaluate = Callable[[Any], Scores]  # the drafter -> numbers by name
 Export = Callable[[int, Scores], None]  # write the drafter so that it can be loaded: steps, scores
 
@@ -81,11 +77,14 @@ def train(
     evaluate: Evaluate | None = None,
     resume: bool = False,
     quiet: bool = False,
+    should_stop: ShouldStop = never,
 ) -> TrainResult:
     """Train until the configured end and leave a loadable drafter behind (`export`).
 
     `frozen` is the target's model: its parameters get no gradient and must not be the drafter's.
     With `resume` the run in `out` goes on, whatever ended it; without one it starts.
+    `should_stop` is asked between updates and between held-out batches: once it says yes, a
+    checkpoint is written and `Stopped` is raised. `evaluate` may raise it to the same end.
     """
     num_steps = _check(drafter, data, config, frozen)
     run = _Run(drafter, data, out, config, num_steps)
@@ -93,11 +92,14 @@ def train(
     log = Log(out, run.step)
     try:
         with _frozen(frozen), _bar(num_steps, run.step, quiet) as advance:
-            scores = _loop(run, log, advance, valid, evaluate, export)
+            _loop(run, log, advance, valid, evaluate, export, should_stop)
+    except Stopped:
+        run.save()
+        raise Stopped(f"stopped after update {run.step} of {num_steps}") from None
     finally:
         log.close()
     return TrainResult(
-        steps=run.step, num_skipped=run.num_skipped, loss=run.recent_loss, scores=scores
+        steps=run.step, num_skipped=run.num_skipped, loss=run.recent_loss, scores=run.scores
     )
 
 
@@ -108,27 +110,28 @@ def _loop(
     valid: Subset | None,
     evaluate: Evaluate | None,
     export: Export,
-) -> Scores:
+    should_stop: ShouldStop,
+) -> None:
     config = run.config
     saved_at = time.monotonic()
-    scores: Scores = {}
     batches = run.data.batches(config.batch, config.seed, start=run.step)
-    while run.step < run.num_steps:
-        run.update(next(batches))
-        advance(run.losses[-1] if run.losses else math.nan)
-        last = run.step == run.num_steps
-        if run.step % config.log_every == 0 or last:
-            log.write(run.step, "train", run.report())
-        if last or (config.eval_every and run.step % config.eval_every == 0):
-            scores = _evaluated(run, valid, evaluate)
+    while True:
+        if run.is_due:
+            scores = _evaluated(run, valid, evaluate, should_stop)
             log.write(run.step, "eval", scores)
             export(run.step, scores)
             run.save(scores)
             saved_at = time.monotonic()
-        elif time.monotonic() - saved_at >= config.checkpoint_seconds:
-            run.save({})
+        elif run.step and time.monotonic() - saved_at >= config.checkpoint_seconds:
+            run.save()
             saved_at = time.monotonic()
-    return scores or run.scores
+        if run.step == run.num_steps:
+            return
+        heed(should_stop)
+        run.update(next(batches))
+        advance(run.losses[-1] if run.losses else math.nan)
+        if run.step % config.log_every == 0 or run.step == run.num_steps:
+            log.write(run.step, "train", run.report())
 
 
 class _Run:
@@ -139,6 +142,7 @@ class _Run:
     ) -> None:
         self.drafter, self.data, self.out, self.config = drafter, data, out, config
         self.num_steps, self.step = num_steps, 0
+        self.evaluated = 0  # the step of the last evaluation
         self.num_skipped = self.num_bad = 0
         self.recent_loss = math.nan
         self.losses: list[float] = []  # since the last report
@@ -148,6 +152,13 @@ class _Run:
         self.weights = [w for w in drafter.network.parameters() if w.requires_grad]
         self.optimizers = optimizers_of(drafter.network, config)
         self.device = self.weights[0].device
+
+    @property
+    def is_due(self) -> bool:
+        """Whether this step ends with an evaluation that was not made yet."""
+        every = self.config.eval_every
+        is_wanted = self.step == self.num_steps or bool(every and self.step % every == 0)
+        return is_wanted and self.step > self.evaluated
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -165,7 +176,7 @@ class _Run:
                     "folder"
                 )
             self.out.mkdir(parents=True, exist_ok=True)
-            self.save({})
+            self.save()
         elif not path.exists():
             self.out.mkdir(parents=True, exist_ok=True)
             logger.warning("%s holds no checkpoint; training starts from the beginning", self.out)
@@ -193,10 +204,12 @@ class _Run:
         self.num_bad, self.recent_loss = state["num_bad"], state["recent_loss"]
         self.losses, self.parts = state["losses"], state["parts"]
         self.scores = state["scores"]
+        self.evaluated = state.get("evaluated", self.step)  # once no step was saved before its own
 
-    def save(self, scores: Scores) -> None:
-        """Write the checkpoint."""
-        self.scores = scores or self.scores
+    def save(self, scores: Scores | None = None) -> None:
+        """Write the checkpoint; `scores` are those of an evaluation at this step."""
+        if scores is not None:
+            self.scores, self.evaluated = scores, self.step
         state = {
             "identity": self._identity,
             "network": self.drafter.network.state_dict(),
@@ -208,6 +221,7 @@ class _Run:
             "losses": self.losses,
             "parts": self.parts,
             "scores": self.scores,
+            "evaluated": self.evaluated,
         }
         save_state(self.out / STATE, state)
 
@@ -258,8 +272,8 @@ class _Run:
 
     def report(self) -> Scores:
         """Means since the last report; a loss of NaN says that no update was taken."""
-        means = {name: _mean(values) for name, values in self.parts.items()}
-        self.recent_loss = _mean(self.losses)
+        means = {name: mean(values) for name, values in self.parts.items()}
+        self.recent_loss = mean(self.losses)
         self.losses, self.parts = [], {}
         rate = self.config.rate_at(self.step - 1, self.num_steps)
         return {
@@ -292,7 +306,9 @@ def _check(drafter: Trainable, data: Subset, config: TrainConfig, frozen: nn.Mod
     return config.steps or config.epochs * data.num_batches(config.batch)
 
 
-def _evaluated(run: _Run, valid: Subset | None, evaluate: Evaluate | None) -> Scores:
+def _evaluated(
+    run: _Run, valid: Subset | None, evaluate: Evaluate | None, should_stop: ShouldStop
+) -> Scores:
     """Held-out loss and whatever the caller measures."""
     scores: Scores = {}
     run.drafter.network.eval()
@@ -300,9 +316,10 @@ def _evaluated(run: _Run, valid: Subset | None, evaluate: Evaluate | None) -> Sc
         values = []
         some = islice(_in_order(valid, run.config.batch), run.config.valid_batches)
         for k, batch in enumerate(some):
+            heed(should_stop)
             with torch.no_grad(), _drawing(run.config.seed, k, run.device):
                 values.append(float(run.drafter.loss(batch, 1.0).total))
-        scores["valid_loss"] = _mean(values)
+        scores["valid_loss"] = mean(values)
     if evaluate is not None:
         scores |= evaluate(run.drafter)
     return scores
@@ -311,24 +328,6 @@ def _evaluated(run: _Run, valid: Subset | None, evaluate: Evaluate | None) -> Sc
 def _in_order(data: Subset, size: int) -> Iterator[list[Artifact]]:
     for start in range(0, len(data), size):
         yield [data[k] for k in range(start, min(start + size, len(data)))]
-
-
-def tau_of(
-    target: Target, drafter: Drafter[Any], requests: Mapping[str, Sequence[Request]]
-) -> Scores:
-    """tau by family, each over all its requests: tokens per target forward after the prefill.
-
-    Without a cost model every round drafts the fixed number of nodes of the drafter's settings.
-    """
-    scores = {}
-    for family, asked in requests.items():
-        results = [generate(target, drafter, request) for request in asked]
-        num_tokens = sum(len(r.token_ids) - 1 for r in results)
-        num_rounds = sum(r.num_spec_steps for r in results)
-        scores[f"tau_{family}"] = num_tokens / num_rounds if num_rounds else 1.0
-    if scores:
-        scores["tau"] = _mean(list(scores.values()))
-    return scores
 
 
 @contextmanager
@@ -379,7 +378,3 @@ def _bar(total: int, done: int, quiet: bool) -> Iterator[Callable[[float], None]
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("training", total=total, completed=done)
         yield lambda loss: bar.update(task, advance=1, description=f"loss {loss:.3f}")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
