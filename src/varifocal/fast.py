@@ -85,6 +85,14 @@ def prepack(module: nn.Module) -> Packing:
     return _pack(type(module).__name__, list(_linears(module)))
 
 
+def packed_matrix(weight: Float[Tensor, "O I"]) -> nn.Module | None:
+    """x -> x weight^T with a packed copy of a matrix that many products share, if that can be."""
+    layer = nn.Linear(*weight.T.shape, bias=False, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    holder = nn.Sequential(layer)
+    return holder if _obstacle(layer) is None and prepack(holder).packed else None
+
+
 def is_packed(module: nn.Module) -> bool:
     """Whether any layer of it is packed."""
     return any(isinstance(m, PackedLinear) for m in module.modules())

@@ -163,6 +163,19 @@ def test_top_k_reads_the_best_entries_renormalised(target):
     assert torch.equal(evidence.entries, best)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_memory_is_matched_on_packed_keys_with_the_same_scores(target, dtype):
+    visual = fovea(target).network.visual.to(dtype)
+    h, x = torch.randn(6, 64, dtype=dtype), torch.randn(9000, 64, dtype=dtype)
+    with torch.inference_mode():
+        memory = visual.remember(x)
+        assert memory.match is not None
+        packed = visual._scores(h, 1, memory)
+        plain = visual._scores(h, 1, replace(memory, match=None))
+        assert visual.remember(x[:100]).match is None
+    torch.testing.assert_close(packed, plain, atol=1e-6, rtol=1e-5 if dtype.itemsize == 4 else 0)
+
+
 def test_mass_reads_the_fewest_entries_that_reach_rho(target):
     visual = fovea(target, select="mass", rho=0.5, k_min=2, k_max=9).network.visual
     scores = torch.randn(50, 30) * torch.linspace(0, 6, 50)[:, None]

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from varifocal.drafters._blocks import norm
+from varifocal.fast import packed_matrix
 from varifocal.tree import Evidence
 
 NEVER = float("-inf")
+MANY = 512  # entries from which packing the keys, once a request, pays within a few rounds
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Memory:
     values: Float[Tensor, "*b M U"]
     depths: Float[Tensor, "E K"]  # W_Q E_dep[l]: what a depth adds to a query
     valid: Bool[Tensor, "*b M"] | None = None  # m_i: False for padding
+    match: nn.Module | None = None  # q -> q k_i^T on packed keys, where they are many
 
     @property
     def size(self) -> int:
@@ -61,7 +64,9 @@ class VisualCorrection(nn.Module):
         """Build the memory, once per request. [FOVEA, Eq. 4]"""
         x = self.memory_norm(visual)
         keys = self.memory_keys(x) * self.settings.memory_width**-0.5
-        return Memory(keys, self.memory_values(x), self.query(self.depth.weight), valid)
+        is_large = keys.dim() == 2 and len(keys) >= MANY and not keys.requires_grad
+        match = packed_matrix(keys) if is_large else None
+        return Memory(keys, self.memory_values(x), self.query(self.depth.weight), valid, match)
 
     def forward(
         self, h: Float[Tensor, "*b n D"], depth: int, memory: Memory
@@ -101,7 +106,8 @@ class VisualCorrection(nn.Module):
             query = self.query(self.state_norm(h))
             if settings.depth_embedding:
                 query = query + memory.depths[min(depth, len(memory.depths) - 1)]
-        scores: Tensor = query @ memory.keys.transpose(-1, -2)
+        keys, match = memory.keys, memory.match
+        scores: Tensor = query @ keys.transpose(-1, -2) if match is None else match(query)
         if memory.valid is not None:
             scores = scores.masked_fill(~memory.valid[..., None, :], NEVER)
         return scores
