@@ -8,6 +8,7 @@ from varifocal.cli import demo
 from varifocal.cli._inputs import versions
 from varifocal.cli._program import Command, DefaultGroup, Program, sectioned
 from varifocal.cli.bench import bench
+from varifocal.cli.doctor import doctor
 from varifocal.cli.drafters import drafters
 from varifocal.cli.generate import generate
 from varifocal.cli.record import record
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for _command in (generate, verify, bench, record, train, drafters, targets):
+for _command in (generate, verify, doctor, bench, record, train, drafters, targets):
     app.command(cls=Command)(sectioned(_command))
 demo_app = typer.Typer(
     cls=DefaultGroup,
