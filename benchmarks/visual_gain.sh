@@ -5,7 +5,7 @@
 # Everything is fixed here beforehand; the bench draws test pictures, which nothing was trained on.
 #   usage: benchmarks/visual_gain.sh OUT [STEPS] [COUNT]
 set -eu
-out=$1 steps=${2:-600} count=${3:-1200}
+out=$1 steps=${2:-450} count=${3:-900}
 run=${VARIFOCAL:-.venv/bin/varifocal}
 families=text,document,chart,sums
 artifacts=$out/artifacts

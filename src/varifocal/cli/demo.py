@@ -233,7 +233,14 @@ class BuildOptions:
     ] = 4500.0
     deep_seconds: Annotated[
         float, typer.Option("--deep-seconds", help="CPU seconds with all layers.")
-    ] = 3000.0
+    ] = 5000.0
+    deep_rate: Annotated[
+        float,
+        typer.Option("--deep-rate", help="Highest learning rate of that; less from --start on."),
+    ] = 2e-3
+    again: Annotated[
+        str, typer.Option("--again", metavar="A,B", help="Families drawn twice as often in that.")
+    ] = "yesno,spatial,diagram,sums"
     threads: Annotated[int, typer.Option("--threads", help="CPU threads.")] = 2
     score_items: Annotated[
         int, typer.Option("--score-items", help="Test pictures a family to score on.")
@@ -249,17 +256,21 @@ def build(build: BuildOptions, output: OutputOptions) -> None:
     """
     from varifocal.demo.build import BuildPlan
     from varifocal.demo.build import build as train
+    from varifocal.demo.world import FAMILIES
 
     out = Output(output)
     plan = asdict(build)
     run, folder, start = plan.pop("run"), plan.pop("out"), plan.pop("start")
+    again = tuple(names(plan.pop("again")))
+    if unknown := [family for family in again if family not in FAMILIES]:
+        raise BadOption(f"again: no family {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
     for name, value in plan.items():
         if name != "seed" and not value > 0:
             raise BadOption(f"{name} must be positive, got {value}")
     set_threads(build.threads)
     if not output.quiet:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    recipe = train(run, folder, BuildPlan(**plan), start=start)
+    recipe = train(run, folder, BuildPlan(**plan, again=again), start=start)
     out.line(f"the model is in {folder}: mean exact {recipe['scores']['mean_exact']:.3f}")
     out.write(recipe)
 

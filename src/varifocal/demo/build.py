@@ -41,9 +41,9 @@ class BuildPlan:
 
     tower_seconds: float = 1500.0
     shallow_seconds: float = 4500.0  # with half of the layers
-    deep_seconds: float = 3000.0  # with all of them
-    deep_rate: float = 2e-3  # learning rate of that stage; half of it to train a finished model on
-    again: tuple[str, ...] = ()  # families of which that stage draws more
+    deep_seconds: float = 5000.0  # with all of them
+    deep_rate: float = 2e-3  # learning rate of that stage; less of it to train a finished model on
+    again: tuple[str, ...] = ("yesno", "spatial", "diagram", "sums")  # drawn twice as often in it
     threads: int = 2
     score_items: int = 64  # test pictures a family
     shape: Shape = Shape()
@@ -71,7 +71,7 @@ def build(run: Path, target: Path, plan: BuildPlan, *, start: Path | None = None
         seed=plan.seed,
     )
     at = train_language(model, tokenizer, deep, run, "deep", start_index=at.index)
-    recipe["stages"].append(_stage("deep", at, deep))
+    recipe["stages"].append(_stage("deep" if start is None else "more", at, deep))
     export(model, tokenizer, target)
     logger.info("exported %s; scoring", target)
     recipe["scores"] = score(target, limit=plan.score_items).to_json()
@@ -176,7 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=float, default=getattr(default, name), help="CPU seconds")
     parser.add_argument("--deep-rate", type=float, default=default.deep_rate)
-    parser.add_argument("--again", nargs="*", default=[], help="families to draw more of")
+    parser.add_argument(
+        "--again", nargs="*", default=default.again, help="families to draw more of"
+    )
     for name in ("threads", "score_items", "seed"):
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=int, default=getattr(default, name))
