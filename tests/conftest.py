@@ -1,6 +1,7 @@
 """What every test runs under: checked shapes, a known number of threads, no network."""
 
 import os
+import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads
@@ -10,6 +11,9 @@ import torch
 from jaxtyping import install_import_hook
 
 install_import_hook("varifocal", "typecheck.checked")  # before anything imports varifocal
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as under nohup: children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or min(2, os.cpu_count() or 1)))
 

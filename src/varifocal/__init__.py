@@ -4,9 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from varifocal.decode import Generation, generate
+    from varifocal.decode import Generation
+    from varifocal.drafter import Drafter
     from varifocal.drafters import load_drafter
     from varifocal.engine import Engine, load
+    from varifocal.huggingface import Speculative, generate
     from varifocal.images import load_image
     from varifocal.request import Message, Request, ask
     from varifocal.result import GenerationResult, Round
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from varifocal.targets import load_target
 
 __all__ = [
+    "Drafter",
     "Engine",
     "Generation",
     "GenerationResult",
@@ -21,6 +24,7 @@ __all__ = [
     "Request",
     "Round",
     "Sampling",
+    "Speculative",
     "ask",
     "generate",
     "load",
@@ -31,6 +35,7 @@ __all__ = [
 
 # torch and transformers take seconds to import; a name brings them in when it is first used.
 _HOME = {
+    "Drafter": "drafter",
     "Engine": "engine",
     "Generation": "decode",
     "GenerationResult": "result",
@@ -38,8 +43,9 @@ _HOME = {
     "Request": "request",
     "Round": "result",
     "Sampling": "sampling",
+    "Speculative": "huggingface",
     "ask": "request",
-    "generate": "decode",
+    "generate": "huggingface",
     "load": "engine",
     "load_drafter": "drafters",
     "load_image": "images",

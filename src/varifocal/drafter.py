@@ -3,7 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+
+from jaxtyping import Int64
+from torch import Tensor
 
 from varifocal.errors import BadOption
 from varifocal.plan import Budget
@@ -37,6 +41,7 @@ class Drafter(ABC, Generic[S]):
     pictures: ClassVar[str]  # how it treats pictures: one phrase for `varifocal drafters`
     needs: ClassVar[str] = "nothing"  # what must exist before it can be used
     want: Want = Want()
+    recipe: Mapping[str, Any] | None = None  # how the weights were made, if a folder said so
 
     def __init__(self, target: Target, config: Config) -> None:
         self.target, self.config = target, config
@@ -45,6 +50,63 @@ class Drafter(ABC, Generic[S]):
     def load(cls, target: Target, options: Mapping[str, Any]) -> Self:
         """The drafter with these settings. Learned ones find the weights shipped for the target."""
         return cls(target, cls.Config(**options))
+
+    @staticmethod
+    def from_pretrained(
+        folder_or_hub_id: str | Path, target: Any, *, tokenizer: Any = None, **options: Any
+    ) -> "Drafter[Any]":
+        """A trained drafter from a folder, or from the hub ("owner/name").
+
+        `target` is a `Target`, or a model of transformers, whose tokenizer or processor must then
+        be given. `options` change how it drafts. Raises DrafterMismatch for another target, and
+        BadArtifact for files that are missing, damaged or cannot be fetched.
+        """
+        # Imported here: what knows folders and models builds on this contract.
+        from varifocal.drafters._weights import folder_of, load_trained
+
+        if not isinstance(target, Target):
+            from varifocal.huggingface._held import hold
+
+            target = hold(target, tokenizer)
+        drafter = load_trained(folder_of(folder_or_hub_id), target, options)
+        drafter.prepare()
+        return drafter
+
+    def save_pretrained(self, folder: str | Path, **recipe: Any) -> None:
+        """Write config.json, model.safetensors and a README.md, for `from_pretrained`.
+
+        `recipe` says how the weights were made: `seed` and `steps`, and if known `command`, `data`,
+        `scores` and `notes`. A drafter that came from a folder has one already.
+        """
+        from varifocal.drafters._weights import Card, save_trained
+
+        known = {**(self.recipe or {}), **recipe}
+        if missing := {"seed", "steps"} - set(known):
+            raise BadOption(
+                f"a saved drafter says how it was made; give {min(missing)}= (and the others of "
+                "seed, steps, command, data, scores, notes that are known)"
+            )
+        if unknown := set(known) - {f for f in Card.__dataclass_fields__}:
+            raise BadOption(
+                f"a recipe has no {min(unknown)!r}; it has {', '.join(Card.__dataclass_fields__)}"
+            )
+        save_trained(self, Path(folder), card=Card(**known))
+
+    @property
+    def context_length(self) -> int | None:
+        """Positions of prompt and answer that it can read; None where it has no limit of its own.
+
+        A request that goes beyond is decoded plainly from there on.
+        """
+        return None
+
+    @property
+    def vocabulary(self) -> Int64[Tensor, " v"] | None:
+        """The target's ids that it can propose, in the order of its own; None where all of them.
+
+        Each lies inside the target's vocabulary and stands there once.
+        """
+        return None
 
     def prepare(self) -> None:
         """Make ready for decoding, once weights are in place: precision, layout of weights."""

@@ -6,6 +6,7 @@ and description together; `config.json` repeats it for people and other programs
 
 import hashlib
 import json
+import re
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,13 +18,16 @@ from torch import Tensor, nn
 
 from varifocal.drafter import Drafter
 from varifocal.drafters import check_options, drafter_class
-from varifocal.errors import BadArtifact, BadOption, DrafterMismatch
+from varifocal.drafters._belongs import check_made_for, made_for
+from varifocal.errors import BadArtifact, BadOption
 from varifocal.target import Target
 from varifocal.training.artifacts import write_atomically
 
-FORMAT, VERSION = "varifocal-drafter", 1
+FORMAT, VERSION = "varifocal-drafter", 2
+_READ = (1, VERSION)  # version 1 names neither tokenizer nor features
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 _HEADER = "varifocal"
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +86,7 @@ def load_trained(folder: Path, target: Target, options: dict[str, Any]) -> Draft
     """
     _read_config(folder)
     description, tensors = _read_weights(folder / WEIGHTS)
-    _check_target(folder, description, target)
+    check_made_for(folder, description["target"], target)
     cls = drafter_class(str(description["drafter"]))
     known = {f.name: f for f in fields(cls.Config)}
     saved = {
@@ -105,8 +109,10 @@ def load_trained(folder: Path, target: Target, options: dict[str, Any]) -> Draft
     drafter = cls(target, cls.Config(**{**saved, **options}))
     if not isinstance(drafter, _Learned):
         raise BadArtifact(f"{folder} holds weights, but {description['drafter']} takes none")
+    check_made_for(folder, description["target"], target, drafter)
     _fill(drafter.network, tensors, folder / WEIGHTS)
     drafter.network.eval()
+    drafter.recipe = description["recipe"]
     return drafter
 
 
@@ -115,23 +121,54 @@ def shipped_weights(name: str, target: Target, root: Path | None = None) -> Path
     folder = (root or Path(__file__).parent.parent / "demo" / "weights" / "drafters") / name
     if not (folder / CONFIG).exists():
         return None
-    made_for = _read_config(folder)["target"]["fingerprint"]
-    return folder if made_for == target.fingerprint else None
+    fingerprint = _read_config(folder)["target"]["fingerprint"]
+    return folder if fingerprint == target.fingerprint else None
+
+
+def folder_of(folder_or_hub_id: str | Path) -> Path:
+    """The folder itself, or a copy of the hub's, fetched if it is not here yet.
+
+    Raises BadArtifact where there is neither.
+    """
+    if Path(folder_or_hub_id).is_dir():
+        return Path(folder_or_hub_id)
+    name = str(folder_or_hub_id)
+    if not _HUB_ID.fullmatch(name):
+        raise BadArtifact(
+            f"there is no folder {name}, and it is no hub id either (owner/name); "
+            "`varifocal train` writes such folders"
+        )
+    # Imported here: it takes time that `--help` should not.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, CARD]))
+    except LocalEntryNotFoundError as error:
+        raise BadArtifact(
+            f"{name} is no folder here, was not fetched before, and the hub cannot be reached "
+            "(HF_HUB_OFFLINE may be set). Go online once, or copy its folder and give its path"
+        ) from error
+    except (OSError, ValueError) as error:  # what the hub answers is an OSError
+        line = str(error).strip().split("\n")[0]
+        raise BadArtifact(
+            f"{name} is no folder here, and it cannot be fetched from the hub: {line}. Check the "
+            "name and, for a private one, `hf auth login`; or give the path of a folder"
+        ) from error
+
+
+def network_of(drafter: Drafter[Any]) -> nn.Module | None:
+    """What a drafter has learned; None where it learns nothing."""
+    return drafter.network if isinstance(drafter, _Learned) else None
 
 
 def _description(drafter: Drafter[Any], card: Card, digest: str) -> dict[str, Any]:
-    target = drafter.target
     return {
         "format": FORMAT,
         "version": VERSION,
         "drafter": _module_name(type(drafter)),
         "config": asdict(drafter.config),
-        "target": {
-            "name": target.name,
-            "fingerprint": target.fingerprint,
-            "vocab_size": target.vocab_size,
-            "hidden_size": target.hidden_size,
-        },
+        "target": made_for(drafter),
         "weights_sha256": digest,
         "recipe": asdict(card),
     }
@@ -162,7 +199,7 @@ def _checked(text: str, path: Path) -> dict[str, Any]:
         raise BadArtifact(f"{path} is damaged ({error}); copy or train it again") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise BadArtifact(f"{path} does not describe a varifocal drafter")
-    if content.get("version") != VERSION:
+    if content.get("version") not in _READ:
         raise BadArtifact(
             f"{path} has format version {content.get('version')}, wanted {VERSION}; use the "
             "program that wrote it or train again"
@@ -173,7 +210,10 @@ def _checked(text: str, path: Path) -> dict[str, Any]:
     for key, kind in needed.items():
         if not isinstance(content.get(key), kind):
             raise BadArtifact(f"{path} lacks {key!r}; copy or train it again")
-    missing = {"name", "fingerprint", "vocab_size", "hidden_size"} - set(content["target"])
+    wanted = {"name", "fingerprint", "vocab_size", "hidden_size"}
+    if content["version"] > 1:
+        wanted |= {"tokenizer", "features"}
+    missing = wanted - set(content["target"])
     if missing:
         raise BadArtifact(f"{path} lacks target.{min(missing)}; copy or train it again")
     return content
@@ -196,18 +236,6 @@ def _read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if not bool(tensor.isfinite().all()):
             raise BadArtifact(f"{name} in {path} holds NaN or infinity; train it again")
     return description, tensors
-
-
-def _check_target(folder: Path, description: dict[str, Any], target: Target) -> None:
-    made_for = description["target"]
-    for key in ("vocab_size", "hidden_size", "fingerprint"):
-        wanted, came = made_for[key], getattr(target, key)
-        if wanted != came:
-            raise DrafterMismatch(
-                f"the drafter in {folder} was trained for {made_for['name']!r} ({key} {wanted}), "
-                f"but the target is {target.name!r} ({key} {came}). Load it with its own target, "
-                "or train one for this target with `varifocal record` and `varifocal train`"
-            )
 
 
 def _revived(value: Any, setting: Field[Any]) -> Any:
@@ -255,7 +283,13 @@ def _card_text(description: dict[str, Any]) -> str:
 
 A drafter for [varifocal](https://pypi.org/project/varifocal/). It only guesses: the target checks
 every token, so the text is the target's own. It works with one target: `{target["name"]}`,
-fingerprint `{target["fingerprint"]}`, {target["vocab_size"]} tokens, width {target["hidden_size"]}.
+fingerprint `{target["fingerprint"]}`, {target["vocab_size"]} tokens, width {target["hidden_size"]},
+{_told(target)}.
+
+```python
+drafter = varifocal.Drafter.from_pretrained("FOLDER", model, tokenizer=processor)
+varifocal.generate(model, **inputs, drafter=drafter, max_new_tokens=256)
+```
 
 ## How it was made
 
@@ -276,3 +310,16 @@ tau is the mean number of tokens per target forward after the prefill; plain dec
 
 {settings}
 """
+
+
+def _told(target: dict[str, Any]) -> str:
+    """Tokenizer and features, where the description has them."""
+    features = target.get("features") or {}
+    if not features:
+        return "tokenizer and features as of that target"
+    read = [f"decoder layers {features['layers']} (before the last norm)"] * bool(
+        features["layers"]
+    )
+    read += ["the last state (after the last norm)"] * bool(features["final"])
+    read += ["input embeddings"] * bool(features["embeddings"])
+    return f"tokenizer `{target['tokenizer']}`; it reads {', '.join(read) or 'ids only'}"
