@@ -139,7 +139,7 @@ def test_prefill_equals_the_models_own_forward(name, attention):
     torch.testing.assert_close(seen.final, out.hidden_states[-1][0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(seen.hidden[:, 0], out.hidden_states[1][0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(seen.embeddings, out.hidden_states[0][0], atol=1e-5, rtol=1e-4)
-    if prompt.request.images:
+    if prompt.request.images and "image_outputs" in out:  # the oldest releases have none
         visual = torch.cat(list(out.image_outputs.pooler_output))
         torch.testing.assert_close(seen.embeddings[prompt.is_image], visual, atol=1e-5, rtol=1e-4)
 
