@@ -50,6 +50,22 @@ def plural(number: int, noun: str) -> str:
 
 
 @dataclass(frozen=True)
+class Coloured:
+    """A shape in a picture, as questions and answers call it."""
+
+    colour: str
+    shape: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.colour} {self.shape}"
+
+    @property
+    def marked(self) -> str:
+        return f"<{self.colour}> <{self.shape}>"
+
+
+@dataclass(frozen=True)
 class Draft:
     """A finished drawing with all that may be asked about it.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from varifocal.demo import words
-from varifocal.demo.asking import NUMBERS, Draft, counted, listed, turn
+from varifocal.demo.asking import NUMBERS, Coloured, Draft, counted, listed, turn
 from varifocal.demo.canvas import COLOURS, SHAPES, Canvas, Size
 from varifocal.demo.sample import Split, Turn
 
@@ -30,20 +30,10 @@ _SIZES: tuple[tuple[Size, tuple[int, int]], ...] = (
 
 
 @dataclass(frozen=True)
-class Item:
-    colour: str
-    shape: str
+class Item(Coloured):
     place: str
     label: str  # printed to its right; may be empty
     is_large: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.colour} {self.shape}"
-
-    @property
-    def marked(self) -> str:
-        return f"<{self.colour}> <{self.shape}>"
 
     @property
     def full(self) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
-from varifocal.demo.asking import NUMBERS, ORDINALS, Draft, counted, listed, turn
+from varifocal.demo.asking import NUMBERS, ORDINALS, Coloured, Draft, counted, listed, turn
 from varifocal.demo.canvas import COLOURS, SHAPES, Canvas, Size
 from varifocal.demo.sample import Split, Turn
 
@@ -23,19 +23,9 @@ _GRIDS: tuple[tuple[Size, int, int, int], ...] = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Coloured):
     row: int
     column: int
-    colour: str
-    shape: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.colour} {self.shape}"
-
-    @property
-    def marked(self) -> str:
-        return f"<{self.colour}> <{self.shape}>"
 
     @property
     def place(self) -> str:
@@ -60,7 +50,7 @@ def draw(rng: Random, split: Split) -> Draft:
         if rng.random() < share and not (place > 5 and len(cells) < 4):
             continue
         row, column = divmod(place, num_columns)
-        cell = Cell(row, column, rng.choice(palette), rng.choice(shapes))
+        cell = Cell(rng.choice(palette), rng.choice(shapes), row, column)
         cells.append(cell)
         x, y = (column + 0.5) * wide + dx, (row + 0.5) * high + dy
         canvas.stamp(cell.shape, cell.colour, x, y, edge)
