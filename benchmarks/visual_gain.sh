@@ -5,7 +5,7 @@
 # Everything is fixed here beforehand; the bench draws test pictures, which nothing was trained on.
 #   usage: benchmarks/visual_gain.sh OUT [STEPS] [COUNT]
 set -eu
-out=$1 steps=${2:-450} count=${3:-900}
+out=$1 steps=${2:-900} count=${3:-900}
 run=${VARIFOCAL:-.venv/bin/varifocal}
 families=text,document,chart,sums
 artifacts=$out/artifacts
@@ -17,7 +17,7 @@ mkdir -p "$out"
 learn() { # CORRECTION SEED
   folder=$out/$1-$2
   [ -e "$folder/README.md" ] || "$run" train --drafter fovea --artifacts "$artifacts" \
-    --out "$folder" --set correction="$1" --set max_bases=32 --seed "$2" --steps "$steps" --batch 16 \
+    --out "$folder" --set correction="$1" --set max_bases=32 --seed "$2" --steps "$steps" --batch 8 \
     --optimizer muon --rate 2e-3 --precision bf16 --valid 0.02 --held-out none --threads 1 \
     --dtype bfloat16 --resume --quiet > "$out/$1-$2.log" 2>&1
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Self
 
@@ -77,6 +78,62 @@ class _Layer(CacheLayerMixin):
         self.length = self.length + max_length if max_length < 0 else min(self.length, max_length)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Keys or values of several requests, each its own: what a packed cache gives to attention."""
+
+    of: list[Tensor]
+    rows: list[int]  # of each request, in the one sequence of the queries
+    masks: Sequence[Tensor | None]  # of each request
+
+
+class _PackedLayer(CacheLayerMixin):
+    """One layer of several requests. Rows arrive in one sequence and go each to its own layer."""
+
+    is_sliding = False
+    is_compileable = False
+
+    def __init__(
+        self, layers: Sequence[_Layer], rows: list[int], masks: Sequence[Tensor | None]
+    ) -> None:
+        super().__init__()
+        self._layers, self._rows, self._masks = layers, rows, masks
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Each request's layer does it for itself."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Parts, Parts]:
+        """Append to each request's layer its own rows, and return what each has seen so far.
+
+        Models hand what comes back to their attention and do nothing else with it.
+        """
+        own = zip(
+            self._layers,
+            key_states.split(self._rows, -2),
+            value_states.split(self._rows, -2),
+            strict=True,
+        )
+        keys, values = zip(*(layer.update(key, value) for layer, key, value in own), strict=True)
+        return (
+            Parts(list(keys), self._rows, self._masks),
+            Parts(list(values), self._rows, self._masks),
+        )
+
+    def get_seq_length(self) -> int:
+        return 0  # masks and positions are made by the caller, for each request
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+
 def _room_for(buffer: Tensor, new: Tensor, used: int, end: int) -> Tensor:
     if buffer.dim() == new.dim() and buffer.shape[-2] >= end:
         return buffer
@@ -125,6 +182,11 @@ class KVCache:
         twin.hf = Cache(layers=twin.layers)
         return twin
 
+    def cut(self, length: int) -> None:
+        """Forget what came after so many entries, also where layers differ: a forward failed."""
+        for layer in self.layers:
+            layer.length = min(layer.length, length)
+
     def keep(self, path: Sequence[int], drafted: int) -> None:
         """Of the last `drafted` entries keep those of `path`, as if no other had been seen."""
         start = self.length - drafted
@@ -135,6 +197,15 @@ class KVCache:
         rows = torch.tensor(path, device=self.layers[0].device)
         for layer in self.layers:
             layer.keep(start, rows)
+
+
+def packed(caches: Sequence[KVCache], rows: Sequence[int], masks: Sequence[Tensor | None]) -> Cache:
+    """The caches of several requests as one, for a sequence in which each has so many rows.
+
+    Attention gets `Parts` for keys and values. The caches themselves grow, each by its own rows.
+    """
+    layers = zip(*(cache.layers for cache in caches), strict=True)
+    return Cache(layers=[_PackedLayer(own, list(rows), masks) for own in layers])
 
 
 def check_cacheable(text_config: Any, name: str) -> None:

@@ -1,9 +1,11 @@
 """The one decoding loop: draft, verify, accept. Plain decoding is the empty draft."""
 
+import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,17 +22,25 @@ from varifocal.target import Forward, Prompt, Target, Want
 from varifocal.tree import DraftTree
 from varifocal.verify import Verification, follow
 
+logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 class Reading:
     """A request's prompt, read by the target once for all answers to it."""
 
     def __init__(
-        self, target: Target, drafter: Drafter[Any], request: Request, answers: int = 1
+        self,
+        target: Target,
+        drafter: Drafter[Any],
+        request: Request,
+        answers: int = 1,
+        *,
+        prompt: Prompt | None = None,  # if the request was encoded before
     ) -> None:
         self._target, self._want, self._left = target, drafter.want, answers
-        self.prompt: Prompt = target.encode(request)
+        self.prompt: Prompt = prompt or target.encode(request)
         self._read: tuple[KVCache, Forward] | None = None
 
     def take(self) -> tuple[KVCache, Forward]:
@@ -48,7 +58,8 @@ class Reading:
 class Generation:
     """One request being decoded. Iterate over its rounds; `result()` folds them.
 
-    Breaking off early is fine at any point: nothing lives outside this object.
+    Breaking off early is fine at any point: nothing lives outside this object. `advance` decodes
+    a round of several together.
     """
 
     def __init__(
@@ -73,87 +84,101 @@ class Generation:
         self._with_looks = with_looks
         self._is_drafting = True  # until the drafter's context ends
         self._num_beyond = 0  # rounds after that
+        self._is_cancelled = False
         self.rounds: list[Round] = []
-        self._to_come = self._record()
+        self._to_come = self._decide()
+        # What the prefill makes: the target's memory, the drafter's, and the newest token.
+        self._cache: KVCache
+        self._state: Any = None
+        self._root = -1
 
     def __iter__(self) -> Iterator[Round]:
         """The rounds still to come: a second loop goes on where the first was left."""
         return self._to_come
 
-    def _record(self) -> Iterator[Round]:
-        for decided in self._decide():
-            self.rounds.append(decided)
-            yield decided
+    def _decide(self) -> Iterator[Round]:
+        while not self.is_done:
+            (outcome,) = advance([self])
+            if isinstance(outcome, Exception):
+                raise outcome
+            yield outcome
 
-    @torch.inference_mode()
-    def _prefill(self) -> tuple[KVCache, Any, int, Round]:
-        """Read the prompt, start the drafter (its state is the second), decide the first token."""
+    @property
+    def is_done(self) -> bool:
+        """Whether no round is to come."""
+        return self._commit.finish_reason is not None or self._is_cancelled
+
+    def cancel(self) -> None:
+        """Decode no further round. What was delivered stays."""
+        self._is_cancelled = True
+
+    def _start(self) -> Round:
+        """Read the prompt, start the drafter, decide the first token."""
         begin = self._clock()
-        cache, seen = self._reading.take()
+        self._cache, seen = self._reading.take()
         start = torch.zeros(1, dtype=torch.int64, device=seen.logits.device)
         root = int(self.request.sampling.pick(self._processor(seen.logits), start))
         read = self._clock()
-        self._is_drafting = self._depth_left(cache.length) > 0
-        state = self.drafter.start(self.prompt, seen, root) if self._is_drafting else None
+        self._is_drafting = self._depth_left(self._cache.length) > 0
+        if self._is_drafting:
+            self._state = self.drafter.start(self.prompt, seen, root)
         started = self._clock()
         delivery = self._commit.push([root], self._logprobs(seen, [root]))
         self._processor.append([root])
-        done = self._clock()
-        return (
-            cache,
-            state,
-            root,
-            Round(
-                tokens=delivery.tokens,
-                text=delivery.text,
-                verify_seconds=read - begin,
-                draft_seconds=started - read,
-                other_seconds=done - started,
-                is_prefill=True,
-                looks=[[]] if self._with_looks else None,
-                logprobs=delivery.logprobs,
-            ),
+        self._root = root
+        decided = Round(
+            tokens=delivery.tokens,
+            text=delivery.text,
+            verify_seconds=read - begin,
+            draft_seconds=started - read,
+            other_seconds=self._clock() - started,
+            is_prefill=True,
+            looks=[[]] if self._with_looks else None,
+            logprobs=delivery.logprobs,
         )
+        self.rounds.append(decided)
+        return decided
 
-    def _decide(self) -> Iterator[Round]:
-        cache, state, root, first = self._prefill()
-        yield first
-        while not self._commit.finish_reason:
-            # Entered anew each round: a generator must not hold a thread's mode while it waits.
-            with torch.inference_mode():
-                begin = self._clock()
-                budget = self._budget(cache.length)
-                tree = self._draft(state, root, budget)
-                drafted = self._clock()
-                want = self.drafter.want if self._is_drafting else Want()
-                (seen,) = self.target.forward([tree], [cache], want)
-                position = len(self._commit.tokens)
-                scores = self._processor(seen.logits, tree)
-                verdict = follow(tree, scores, self.request.sampling, position)
-                verified = self._clock()
-                cache.keep(verdict.path, len(tree))
-                seen = seen.rows(verdict.path)
-                if self._is_drafting:
-                    self.drafter.observe(state, verdict, seen)
-                delivery = self._commit.push(verdict.tokens, self._logprobs(seen, verdict.tokens))
-                self._processor.append(verdict.tokens)
-                num_drafted = len(tree) - 1
-                self._planner.learn(budget, num_drafted, verdict.num_accepted)
-                root = verdict.tokens[-1]
-                decided = Round(
-                    tokens=delivery.tokens,
-                    text=delivery.text,
-                    num_drafted=num_drafted,
-                    num_accepted=min(verdict.num_accepted, len(delivery.tokens)),
-                    draft_seconds=drafted - begin,
-                    verify_seconds=verified - drafted,
-                    other_seconds=self._clock() - verified,
-                    looks=_looks(tree, verdict, delivery.tokens) if self._with_looks else None,
-                    logprobs=delivery.logprobs,
-                )
-            yield decided
+    def _propose(self, live: int) -> "_Draft":
+        """A tree for a round in which so many requests share the forward."""
+        begin = self._clock()
+        budget = self._budget(self._cache.length, live)
+        tree = self._draft(self._state, self._root, budget)
+        drafted = self._clock()
+        want = self.drafter.want if self._is_drafting else Want()
+        return _Draft(self, budget, tree, want, drafted - begin, drafted)
 
-    def _budget(self, length: int) -> Budget:
+    def _accept(self, draft: "_Draft", seen: Forward, since: float, shared: float) -> Round:
+        """What the forward decided; `since` reads the clock, `shared` is the forward's part."""
+        tree = draft.tree
+        position = len(self._commit.tokens)
+        scores = self._processor(seen.logits, tree)
+        verdict = follow(tree, scores, self.request.sampling, position)
+        verified = self._clock()
+        self._cache.keep(verdict.path, len(tree))
+        seen = seen.rows(verdict.path)
+        if self._is_drafting:
+            self.drafter.observe(self._state, verdict, seen)
+        delivery = self._commit.push(verdict.tokens, self._logprobs(seen, verdict.tokens))
+        self._processor.append(verdict.tokens)
+        num_drafted = len(tree) - 1
+        self._planner.learn(draft.budget, num_drafted, verdict.num_accepted)
+        self._root = verdict.tokens[-1]
+        decided = Round(
+            tokens=delivery.tokens,
+            text=delivery.text,
+            num_drafted=num_drafted,
+            num_accepted=min(verdict.num_accepted, len(delivery.tokens)),
+            draft_seconds=draft.seconds,
+            verify_seconds=shared + verified - since,
+            other_seconds=self._clock() - verified,
+            looks=_looks(tree, verdict, delivery.tokens) if self._with_looks else None,
+            logprobs=delivery.logprobs,
+        )
+        self.rounds.append(decided)
+        return decided
+
+    def _budget(self, length: int, live: int) -> Budget:
         """For the round whose root is read at position `length`, counted from 0."""
         room = min(self._commit.room, self.target.context_length - length) - 1
         if self._is_drafting:
@@ -161,7 +186,7 @@ class Generation:
             self._is_drafting = left > 0
             room = min(room, left)
         if self._is_drafting:
-            return self._planner.budget(max(room, 0))
+            return self._planner.budget(max(room, 0), live)
         self._num_beyond += 1
         return Budget(depth=0, nodes=0)
 
@@ -195,21 +220,86 @@ class Generation:
 
     def result(self) -> GenerationResult:
         """Everything decided so far; `finish_reason` is "cancelled" if it was broken off."""
-        if not self.rounds:
+        if not self.rounds and not self._is_cancelled:
             raise RuntimeError("iterate over the generation before asking for its result")
+        first, *rest = self.rounds or [Round(tokens=[], text="", is_prefill=True)]
         return GenerationResult(
             text=self._commit.text,
             token_ids=list(self._commit.tokens),
             finish_reason=self._commit.finish_reason or "cancelled",
             prompt_tokens=len(self.prompt.tokens),
             image_tokens=int(self.prompt.is_image.sum()),
-            prefill=self.rounds[0],
-            rounds=self.rounds[1:],
+            prefill=first,
+            rounds=rest,
             drafter=self.drafter.name,
             target=self.target.name,
             fallback=self._fallback,
             logprobs=None if self.request.logprobs is None else list(self._commit.logprobs),
         )
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """What a request brings to a forward."""
+
+    of: Generation
+    budget: Budget
+    tree: DraftTree
+    want: Want
+    seconds: float
+    made_at: float  # on its clock
+
+
+@torch.inference_mode()  # for this call alone: a generator must not hold a thread's mode
+def advance(live: Sequence[Generation]) -> list[Round | Exception]:
+    """A round of each, whose forwards are one; a request that is new reads its prompt instead.
+
+    They have one target, and none of them `is_done`. Each stands alone: what one raises is its
+    outcome and leaves the others as they would be without it. The forward's seconds are divided
+    by the rows that each request had in it.
+    """
+    num_started = sum(bool(g.rounds) for g in live)
+    made: list[Round | _Draft | Exception] = [
+        _outcome(partial(g._propose, num_started) if g.rounds else g._start) for g in live
+    ]
+    drafts = [draft for draft in made if isinstance(draft, _Draft)]
+    if not drafts:
+        return [m for m in made if not isinstance(m, _Draft)]
+    # Prefills may have run since the last draft.
+    since = drafts[-1].made_at if len(drafts) == len(live) else live[0]._clock()
+    outcomes = iter(_verify(drafts, since))
+    return [next(outcomes) if isinstance(m, _Draft) else m for m in made]
+
+
+def _verify(drafts: Sequence[_Draft], since: float) -> list[Round | Exception]:
+    """One forward over all trees, begun when the clock read `since`, and what it decided."""
+    first, num_rows = drafts[0].of, sum(len(draft.tree) for draft in drafts)
+    want = Want.union([d.want for d in drafts])
+    try:
+        seen = first.target.forward([d.tree for d in drafts], [d.of._cache for d in drafts], want)
+    except Exception as error:
+        if len(drafts) == 1:
+            return [error]
+        logger.warning("a forward for %d requests failed, each goes alone: %s", len(drafts), error)
+        return [outcome for draft in drafts for outcome in _verify([draft], draft.of._clock())]
+    if len(drafts) == 1:  # nothing to divide: the clock, which waits for the device, is not read
+        return [_outcome(partial(first._accept, drafts[0], seen[0], since, 0.0))]
+    taken = first._clock() - since
+    outcomes: list[Round | Exception] = []
+    for draft, own in zip(drafts, seen, strict=True):
+        shared = taken * len(draft.tree) / num_rows
+        since = draft.of._clock()
+        own = own.narrowed(want, draft.want)
+        outcomes.append(_outcome(partial(draft.of._accept, draft, own, since, shared)))
+    return outcomes
+
+
+def _outcome(act: Callable[[], T]) -> T | Exception:
+    """What it returns or raises: one request's failure must not end the others."""
+    try:
+        return act()
+    except Exception as error:
+        return error
 
 
 def generate(

@@ -2,15 +2,16 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_type_hints, overload
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
+from varifocal.batch import Batch
 from varifocal.decode import Clock, Generation, answers
 from varifocal.drafter import Drafter
 from varifocal.drafters import check_options, drafter_class, load_drafter
@@ -34,8 +35,24 @@ class Engine:
     drafter: Drafter[Any]
     cost: CostModel | None = None  # measured; only drafters with nodes="auto" use it
 
-    def generate(self, request: Request) -> GenerationResult:
-        """Decode a request to its end."""
+    @overload
+    def generate(self, request: Request) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self, request: Iterable[Request], *, max_batch: int = 8
+    ) -> list[GenerationResult]: ...
+
+    def generate(
+        self, request: Request | Iterable[Request], *, max_batch: int = 8
+    ) -> GenerationResult | list[GenerationResult]:
+        """Decode a request to its end, or several of them, `max_batch` at a time together.
+
+        Each of several gets the text of its single run. Those that fail do so alone: BatchFailed
+        is raised when all are done, and has the results of the others.
+        """
+        if not isinstance(request, Request):
+            return self.batch(request, max_batch=max_batch).results()
         generation = self.stream(request)
         for _ in generation:
             pass
@@ -49,12 +66,31 @@ class Engine:
             self.target, self.drafter, request, cost=self.cost, clock=clock, with_looks=with_looks
         )
 
+    def batch(
+        self,
+        asked: Iterable[Request | Generation] = (),
+        *,
+        max_batch: int = 8,
+        clock: Clock = time.perf_counter,
+        with_looks: bool = False,
+    ) -> Batch[Request]:
+        """Requests to decode together: iterate over (number, round), or see `Batch` for a server.
+
+        Generations of this engine may stand for requests, such as the `answers` to a prompt.
+        """
+
+        def begin(request: Request) -> Generation:
+            return self.stream(request, clock=clock, with_looks=with_looks)
+
+        return Batch(begin, asked, max_batch=max_batch)
+
     def answers(
         self, request: Request, n: int, *, clock: Clock = time.perf_counter
     ) -> list[Generation]:
         """n answers to one prompt, which is read once: each to be iterated over as in `stream`.
 
-        Answer i is exactly that of the same request with the seed `sampling.seed + i`.
+        Answer i is exactly that of the same request with the seed `sampling.seed + i`. `batch`
+        decodes them together.
         """
         return answers(self.target, self.drafter, request, n, cost=self.cost, clock=clock)
 

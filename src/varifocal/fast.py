@@ -87,7 +87,8 @@ def prepack(module: nn.Module) -> Packing:
 
 def packed_matrix(weight: Float[Tensor, "O I"]) -> nn.Module | None:
     """x -> x weight^T with a packed copy of a matrix that many products share, if that can be."""
-    layer = nn.Linear(*weight.T.shape, bias=False, device="meta")
+    outputs, inputs = weight.shape
+    layer = nn.Linear(inputs, outputs, bias=False, device="meta")
     layer.weight = nn.Parameter(weight, requires_grad=False)
     holder = nn.Sequential(layer)
     return holder if _obstacle(layer) is None and prepack(holder).packed else None

@@ -1,8 +1,8 @@
 """How much to draft in a round: fixed by the caller, or weighed against the measured cost."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +41,37 @@ class CostModel:
         rates: NDArray[np.float64] = tokens / (self._verify[: n + 1] + (spent + self.other))
         return rates
 
+    def shared(self, live: int) -> "CostModel":
+        """The cost for one of so many requests that share every forward, all with equal trees.
+
+        Its part of a forward over the rows of all of them; beyond what was measured, the last
+        slope goes on. Drafts are made in turn, so they cost each request what they cost alone.
+        """
+        return self if live == 1 else _shared(self, live)
+
+    def may_pay(self, depth: int) -> bool:
+        """Whether a round would be faster than plain ones if all that is drafted were right."""
+        chains = range(1, min(depth, len(self.verify) - 1) + 1)
+        return any(
+            (1 + d) * self.plain > self.start + (d - 1) * self.step + self.verify[d] + self.other
+            for d in chains
+        )
+
     @cached_property
     def _verify(self) -> NDArray[np.float64]:
         return np.array(self.verify)
+
+
+@cache
+def _shared(cost: CostModel, live: int) -> CostModel:
+    known = cost.verify
+    slope = known[-1] - known[-2] if len(known) > 1 else known[-1]
+
+    def seconds(rows: int) -> float:
+        beyond = max(rows - len(known), 0)
+        return known[min(rows, len(known)) - 1] + beyond * slope
+
+    return replace(cost, verify=tuple(seconds(live * (n + 1)) / live for n in range(len(known))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +88,11 @@ class Planner(ABC):
     """Chooses each round's budget for one request; learns from what was accepted."""
 
     @abstractmethod
-    def budget(self, room: int) -> Budget:
-        """For a round after which at most `room` tokens may come besides the target's own."""
+    def budget(self, room: int, live: int = 1) -> Budget:
+        """For a round after which at most `room` tokens may come besides the target's own.
+
+        `live` requests, this one among them, share the round's forward.
+        """
 
     @abstractmethod
     def learn(self, budget: Budget, num_drafted: int, num_accepted: int) -> None:
@@ -79,7 +110,7 @@ class FixedPlanner(Planner):
     def __init__(self, depth: int, nodes: int) -> None:
         self._depth, self._nodes = depth, nodes
 
-    def budget(self, room: int) -> Budget:
+    def budget(self, room: int, live: int = 1) -> Budget:
         """The fixed budget, no deeper than the room."""
         return Budget(depth=min(self._depth, room), nodes=self._nodes)
 
@@ -94,22 +125,25 @@ class AutoPlanner(Planner):
 
     def __init__(self, cost: CostModel, depth: int, nodes: int) -> None:
         self._cost, self._depth, self._nodes = cost, depth, nodes
-        self._tokens, self._seconds = 0.0, 0.0  # running sums over drafted rounds, decayed
+        # Running sums over drafted rounds, decayed: seconds for their tokens if plain, and taken.
+        self._plain_seconds, self._seconds = 0.0, 0.0
         self._confidence = 0.8
         self._rest = 0
         self._num_plain = self._num_rounds = 0
 
-    def budget(self, room: int) -> Budget:
+    def budget(self, room: int, live: int = 1) -> Budget:
         """Everything that may pay; the drafter trims it with the cost model."""
         self._num_rounds += 1
-        if self._rest > 0 and room > 0:
-            self._rest -= 1
+        cost = self._cost.shared(live)
+        is_idle = self._rest > 0 or not cost.may_pay(self._depth)
+        if is_idle and room > 0:
+            self._rest = max(self._rest - 1, 0)
             self._num_plain += 1
             return Budget(depth=0, nodes=0)
         return Budget(
             depth=min(self._depth, room),
             nodes=self._nodes,
-            cost=self._cost,
+            cost=cost,
             confidence=self._confidence,
         )
 
@@ -117,18 +151,18 @@ class AutoPlanner(Planner):
         """Rest when the recent drafted rounds were slower than plain ones would have been."""
         if budget.depth == 0 or num_drafted == 0:
             return
-        cost, keep = self._cost, 0.85
+        cost, keep = budget.cost or self._cost, 0.85
         steps = budget.depth - 1 if cost.step else 0
         size = min(num_drafted, len(cost.verify) - 1)
         seconds = cost.start + steps * cost.step + cost.verify[size] + cost.other
-        self._tokens = keep * self._tokens + num_accepted + 1
+        self._plain_seconds = keep * self._plain_seconds + (num_accepted + 1) * cost.plain
         self._seconds = keep * self._seconds + seconds
         tried = min(num_accepted + 1, num_drafted)
         self._confidence += 0.1 * (num_accepted / tried - self._confidence)
         enough = self._seconds > 4 * seconds  # a few rounds seen
-        if enough and self._tokens * cost.plain < 0.97 * self._seconds:
+        if enough and self._plain_seconds < 0.97 * self._seconds:
             self._rest = self.REST
-            self._tokens = self._seconds = 0.0
+            self._plain_seconds = self._seconds = 0.0
 
     @property
     def fallback(self) -> str | None:

@@ -36,6 +36,17 @@ class Want:
     final: bool = False  # the state after the last norm, which the head reads
     embeddings: bool = False  # what entered the first layer, image features included
 
+    @classmethod
+    def union(cls, wants: Sequence["Want"]) -> "Want":
+        """All that any of them wants."""
+        if all(want == wants[0] for want in wants):
+            return wants[0]
+        return cls(
+            layers=tuple(sorted({layer for want in wants for layer in want.layers})),
+            final=any(want.final for want in wants),
+            embeddings=any(want.embeddings for want in wants),
+        )
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -61,6 +72,20 @@ class Forward:
             hidden=pick(self.hidden),
             final=pick(self.final),
             embeddings=pick(self.embeddings),
+        )
+
+    def narrowed(self, made: Want, want: Want) -> "Forward":
+        """Of what was made for several, what one of them wants."""
+        if made == want:
+            return self
+        hidden = None
+        if want.layers and self.hidden is not None:
+            hidden = self.hidden[:, [made.layers.index(layer) for layer in want.layers]]
+        return replace(
+            self,
+            hidden=hidden,
+            final=self.final if want.final else None,
+            embeddings=self.embeddings if want.embeddings else None,
         )
 
 
@@ -99,7 +124,8 @@ class Target(ABC):
     ) -> list[Forward]:
         """Read all nodes of each tree, one tree per request; grows each cache by its tree.
 
-        Every node sees the text of its own request and its own ancestors.
+        Every node sees the text of its own request and its own ancestors. Where this raises, the
+        caches are as they were: several requests may be in it, and one alone at fault.
         """
 
     @abstractmethod

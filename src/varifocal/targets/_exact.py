@@ -39,13 +39,25 @@ def _exact_attention(
             query, key, value, is_causal=True, scale=scale, enable_gqa=groups > 1
         )
         return out.transpose(1, 2).contiguous(), None
+    asked = query.shape[-2]
+    if asked < EXACT_ROWS:  # a short tree of a batch
+        query, attention_mask = _widened(query, attention_mask)
     batch, heads, rows, width = query.shape
     grouped = query.reshape(batch, key.shape[1], groups * rows, width)
     scores = exact_scores(grouped, key).mul_(scale)
     if attention_mask is not None:
         scores.unflatten(2, (groups, rows)).add_(attention_mask[:, :, None])
     out = _exact_mixture(scores, value).reshape(batch, heads, rows, width)
-    return out.transpose(1, 2).contiguous(), None
+    return out[:, :, :asked].transpose(1, 2).contiguous(), None
+
+
+def _widened(query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """EXACT_ROWS rows, the last of them again and again."""
+    more = EXACT_ROWS - query.shape[-2]
+    query = torch.cat([query, query[:, :, -1:].expand(-1, -1, more, -1)], 2)
+    if mask is not None:
+        mask = torch.cat([mask, mask[:, :, -1:].expand(-1, -1, more, -1)], 2)
+    return query, mask
 
 
 def exact_scores(

@@ -13,12 +13,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from varifocal.cache import KVCache
+from varifocal.cache import KVCache, packed
 from varifocal.errors import BadRequest
 from varifocal.request import Request
 from varifocal.target import Forward, Prompt, Target, Want
 from varifocal.targets._chat import chat_ids, expand
 from varifocal.targets._exact import EXACT_ROWS, exact_attention_name
+from varifocal.targets._packed import lay_out, lay_out_all, packed_decoder
 from varifocal.targets._refuse import (
     check_attention,
     check_decoder,
@@ -27,6 +28,8 @@ from varifocal.targets._refuse import (
     check_tokenizer,
 )
 from varifocal.tree import DraftTree
+
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Seen:
 
 
 class HFTarget(Target):
-    """A transformers model with a plain decoder inside. One request per forward call for now.
+    """A transformers model with a plain decoder inside.
 
     `exact_rows` makes logits bit-equal for plain and tree forwards: at least EXACT_ROWS rows
     per forward and attention whose sums do not depend on where entries lie in the cache.
@@ -79,6 +82,7 @@ class HFTarget(Target):
         self.banned_ids = frozenset(_special_ids(self.tokenizer)) - self.eos_ids
         self.device, self.dtype = model.device, model.dtype
         self._fingerprint = ""
+        self._packed_decoder: Any = None  # made when several requests first share a forward
         # Renamed in transformers 5.24; the decoder's signature tells which name it knows.
         known = inspect.signature(type(self._text_model).forward).parameters
         self._cache_keyword = "cache" if "cache" in known else "past_key_values"
@@ -165,59 +169,85 @@ class HFTarget(Target):
             embeddings[prompt.is_image] = seen.features.to(embeddings.dtype)
         cache = KVCache(self.num_layers)
         positions = self.positions(prompt)
-        final, hidden = self._run(embeddings, positions, None, cache, want, **extra)
+        final, hidden = self._run(embeddings, positions, None, cache.hf, want, **extra)
         cache.offset = int(positions.max()) + 1 - len(embeddings)
         return cache, _forward(self.head(final[-1:]), final, hidden, embeddings, want)
 
     def forward(
         self, trees: Sequence[DraftTree], caches: Sequence[KVCache], want: Want
     ) -> list[Forward]:
-        """Each tree against its own cache. Requests are run in turn until batches are built."""
-        return [self._forward(t, c, want) for t, c in zip(trees, caches, strict=True)]
+        """Each tree against its own cache, all of them in one pass over the weights.
+
+        Where it fails (there may be no memory left), the caches are as they were.
+        """
+        lengths = [cache.length for cache in caches]
+        try:
+            if len(trees) == 1:
+                return [self._forward(trees[0], caches[0], want)]
+            return self._forward_packed(trees, caches, want) if trees else []
+        except Exception:
+            for cache, length in zip(caches, lengths, strict=True):
+                cache.cut(length)
+            raise
 
     def _forward(self, tree: DraftTree, cache: KVCache, want: Want) -> Forward:
-        n, length = len(tree), cache.length
-        rows = max(n, EXACT_ROWS) if self.exact_rows else n
-        tokens, depth, ancestry = tree.tokens, tree.depth, tree.ancestry
-        if rows > n:  # idle rows that see only themselves and the text; their entries are dropped
-            tokens = torch.cat([tokens, tokens[:1].expand(rows - n)])
-            depth = torch.cat([depth, depth[:1].expand(rows - n)])
-            padded = torch.eye(rows, dtype=torch.bool, device=self.device)
-            padded[:n, :n] = ancestry
-            ancestry = padded
-        mask = None
-        if rows > 1:
-            # A float mask: eager attention would add a bool mask as numbers, silently.
-            mask = torch.zeros(rows, length + rows, dtype=self.dtype, device=self.device)
-            mask[:, length:].masked_fill_(~ancestry, torch.finfo(self.dtype).min)
-            mask = mask[None, None]
-        embeddings = self.embed(tokens)
-        positions = length + cache.offset + depth
-        final, hidden = self._run(embeddings, positions, mask, cache, want)
+        n = len(tree)
+        laid = lay_out(tree, cache, self.dtype, rows=EXACT_ROWS if self.exact_rows else n)
+        embeddings = self.embed(laid.tokens)
+        final, hidden = self._run(embeddings, laid.positions, laid.mask, cache.hf, want)
         logits = self.head(final)  # of the idle rows too: the head's kernel depends on the count
-        if rows > n:
-            logits, final = logits[:n], final[:n]
-            hidden = None if hidden is None else hidden[:n]
-            cache.keep(range(n), rows)
-        return _forward(logits, final, hidden, embeddings[:n], want)
+        if len(laid) > n:  # their entries are dropped
+            cache.keep(range(n), len(laid))
+        return _forward(logits, final, hidden, embeddings, want, slice(n))
+
+    def _forward_packed(
+        self, trees: Sequence[DraftTree], caches: Sequence[KVCache], want: Want
+    ) -> list[Forward]:
+        """The rows of all trees in one sequence, see `_packed`."""
+        if self._packed_decoder is None:
+            self._packed_decoder = packed_decoder(self._text_model)
+        laid = lay_out_all(trees, caches, self.dtype, exact=self.exact_rows)
+        embeddings = self.embed(torch.cat([own.tokens for own in laid]))
+        together = packed(caches, [len(own) for own in laid], [own.mask for own in laid])
+        final, hidden = self._run(
+            embeddings,
+            torch.cat([own.positions for own in laid]),
+            embeddings.new_zeros(1, 1, 1, 1),  # stands for a mask: none is made
+            together,
+            want,
+            decoder=self._packed_decoder,
+        )
+        logits, made, begin = self.head(final), [], 0
+        for tree, cache, own in zip(trees, caches, laid, strict=True):
+            rows = slice(begin, begin + len(tree))
+            made.append(_forward(logits, final, hidden, embeddings, want, rows))
+            if len(own) > len(tree):
+                cache.keep(range(len(tree)), len(own))
+            begin += len(own)
+        return made
 
     def _run(
         self,
         embeddings: Float[Tensor, "N D"],
         positions: Int64[Tensor, "*axes N"],
         mask: Tensor | None,
-        cache: KVCache,
+        cache: Any,
         want: Want,
+        decoder: Any = None,
         **extra: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """The decoder on these rows; also the states leaving the wanted layers."""
-        with _tapped(self._text_model.layers, want.layers) as taps:
-            out = self._text_model(
+        """The decoder on these rows; also the states leaving the wanted layers.
+
+        `cache` is one of transformers.
+        """
+        decoder = self._text_model if decoder is None else decoder
+        with _tapped(decoder.layers, want.layers) as taps:
+            out = decoder(
                 inputs_embeds=embeddings[None],
                 attention_mask=mask,
                 position_ids=positions.unsqueeze(-2),  # (1, N), or (3, 1, N) with M-RoPE
                 use_cache=True,
-                **{self._cache_keyword: cache.hf},
+                **{self._cache_keyword: cache},
                 **extra,
             )
         hidden = torch.stack([taps[i] for i in want.layers], 1) if want.layers else None
@@ -272,13 +302,19 @@ class HFTarget(Target):
 
 
 def _forward(
-    logits: Tensor, final: Tensor, hidden: Tensor | None, embeddings: Tensor, want: Want
+    logits: Tensor,
+    final: Tensor,
+    hidden: Tensor | None,
+    embeddings: Tensor,
+    want: Want,
+    rows: slice = _ALL,
 ) -> Forward:
+    """What was wanted, of these rows."""
     return Forward(
-        logits,
-        hidden=hidden,
-        final=final if want.final else None,
-        embeddings=embeddings if want.embeddings else None,
+        logits[rows],
+        hidden=None if hidden is None else hidden[rows],
+        final=final[rows] if want.final else None,
+        embeddings=embeddings[rows] if want.embeddings else None,
     )
 
 
