@@ -47,11 +47,10 @@ class _Layer(CacheLayerMixin):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def keep(self, start: int, rows: Tensor) -> None:
-        """Of the entries from `start` on, keep only `rows`, in this order."""
-        end = start + len(rows)
-        for buffer in (self.keys, self.values):
-            buffer[:, :, start:end] = buffer[:, :, start + rows]  # the right side is a copy
-        self.length = end
+        """Of the entries from `start` on, keep only `rows` of the buffer, in this order."""
+        for buffer in (self.keys, self.values):  # what is selected is a copy, so nothing overlaps
+            buffer.narrow(2, start, len(rows)).copy_(buffer.index_select(2, rows))
+        self.length = start + len(rows)
 
     def copy(self) -> "_Layer":
         """The entries held, in buffers of their own."""
@@ -194,7 +193,7 @@ class KVCache:
             for layer in self.layers:
                 layer.length = start + len(path)
             return
-        rows = torch.tensor(path, device=self.layers[0].device)
+        rows = start + torch.tensor(path, device=self.layers[0].device)
         for layer in self.layers:
             layer.keep(start, rows)
 
