@@ -15,14 +15,15 @@ LAYERS = [
     {"images", "sampling", "result", "tree", "fast"},
     {"request"},
     {"chat", "cache", "verify"},
-    {"target", "commit", "plan"},
+    {"target", "commit", "plan", "processors"},
     {"drafter"},
-    {"decode"},
+    {"decode", "batch"},
     {"pictures"},  # the part of demo/ that draws
     {"targets"},
     {"training", "drafters"},
     {"cost"},
     {"engine"},
+    {"huggingface"},
     {"demo", "evaluation"},
     {"cli", "__main__"},
 ]

@@ -9,7 +9,9 @@ import torch
 from varifocal.decode import generate
 from varifocal.drafters import load_drafter
 from varifocal.drafters._blocks import rotation_at
-from varifocal.drafters._fovea_loss import _Chain, _collate
+from varifocal.drafters._fovea_loss import _collate
+from varifocal.drafters._recurrence import run_blocks
+from varifocal.drafters._unroll import Chain
 from varifocal.drafters.fovea import FoveaDrafter
 from varifocal.errors import BadOption
 from varifocal.plan import Budget
@@ -82,7 +84,7 @@ def test_training_meets_the_states_of_decoding(target, recorded, prefix):
     state = started(drafter, recorded)
     with torch.no_grad():
         slots = _collate([short, artifact], target, drafter.config)
-        chain = _Chain(drafter.network, slots)
+        chain = Chain(drafter.network, slots)
         base = int(slots.answer[1].long().argmax())
         row = int((slots.bases[1] == base).nonzero())
         torch.testing.assert_close(chain.h[1, row], state.top[0], atol=1e-5, rtol=1e-4)
@@ -92,7 +94,7 @@ def test_training_meets_the_states_of_decoding(target, recorded, prefix):
             x = drafter.network.enter(h, target.embed(torch.tensor([answer[1 + step]])))
             place = rotation_at(len(prompt.tokens) + step, 16, x.dtype, x.device)
             sees = torch.ones(1, 1 + step, dtype=torch.bool)
-            h = drafter._blocks(x, place, state.cache, sees)
+            h = run_blocks(drafter.network, x, place, state.cache, sees)
             state.cache.advance(1)
             torch.testing.assert_close(chain.h[1, row], h[0], atol=1e-5, rtol=1e-4)
 

@@ -16,7 +16,7 @@ from varifocal.drafters.plain import PlainDrafter
 from varifocal.errors import BadArtifact, BadOption
 from varifocal.request import Message, Request
 from varifocal.target import Want
-from varifocal.training import recorder
+from varifocal.training import _room, recorder
 from varifocal.training._answers import Answers
 from varifocal.training._entropy import entropy_of, watched
 from varifocal.training.artifacts import ArtifactStore
@@ -132,7 +132,7 @@ def test_regenerated_answers_are_those_of_plain_decoding():
     talks = {f"e{n}": talk(n, turns=2) for n in range(3)}
     writer = Answers(target(), 12)
     new, said, failed = writer.answer(talks)
-    assert not failed and writer.batched
+    assert not failed
     for id, conversation in new.items():
         assert [m.role for m in conversation] == ["user", "assistant"] * 2
         for k in range(2):
@@ -176,19 +176,6 @@ def test_generation_starts_after_the_confirmed_answers(tmp_path, monkeypatch, ke
     if kept == 2:
         reference = run(1, tmp_path / "reference")
         assert torch.equal(store[0].final, reference[0].final)
-
-
-def test_a_target_that_answers_otherwise_in_batches_is_asked_one_by_one(monkeypatch):
-    honest = Answers._say_together
-    monkeypatch.setattr(
-        Answers, "_say_together", lambda self, p: [[*t[:2], 7] for t in honest(self, p)]
-    )
-    writer = Answers(target(), 6)
-    _, said, _ = writer.answer({"e1": talk(1, 1), "e2": talk(2, 1)})
-    assert not writer.batched
-    request = Request(messages=talk(2, 1)[:1], max_new_tokens=6)
-    plain = generate(target(), PlainDrafter(target(), PlainDrafter.Config()), request)
-    assert said["e2"] == [plain.token_ids]
 
 
 def test_earlier_answers_count_only_if_the_template_writes_what_was_said():
@@ -346,8 +333,8 @@ def test_a_recording_holds_its_folder_until_it_ends(tmp_path):
 def test_a_sample_with_nan_states_is_left_out_counted_and_not_tried_again(tmp_path, monkeypatch):
     honest = recorder.features_of
 
-    def broken(target, id, family, script):
-        sample = honest(target, id, family, script)
+    def broken(target, id, family, script, taps):
+        sample = honest(target, id, family, script, taps)
         if id == "e2":
             sample.final[0, 0] = torch.nan
         return sample
@@ -364,8 +351,8 @@ def test_states_too_large_for_half_precision_are_left_out_and_the_way_out_named(
 ):
     honest = recorder.features_of
 
-    def large(target, id, family, script):
-        sample = honest(target, id, family, script)
+    def large(target, id, family, script, taps):
+        sample = honest(target, id, family, script, taps)
         sample.mid[-1, 0] = 1e5 if id == "e1" else 0
         return sample
 
@@ -395,7 +382,7 @@ def test_a_conversation_longer_than_the_context_is_skipped_and_counted(tmp_path)
 
 def test_too_small_a_disk_is_refused_before_the_start(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(recorder.shutil, "disk_usage", lambda path: usage(10, 10, 1000))
+    monkeypatch.setattr(_room.shutil, "disk_usage", lambda path: usage(10, 10, 1000))
     with pytest.raises(BadOption, match=r"2 samples need about .* MiB free"):
         run(2, tmp_path / "out")
 
@@ -403,7 +390,7 @@ def test_too_small_a_disk_is_refused_before_the_start(tmp_path, monkeypatch):
 def test_the_estimate_is_near_what_is_written(tmp_path):
     # Answers here are 12 tokens, the estimate takes 64: told so that both may be compared.
     store = run(8, tmp_path / "out", dtype="float16")
-    guess = recorder.estimate_bytes(target(), examples(8), 20, "float16")
+    guess = _room.estimate_bytes(target(), examples(8), 20, "float16")
     assert 0.5 < guess / store.manifest.num_bytes < 2
 
 

@@ -50,6 +50,15 @@ class RecordOptions:
         str,
         typer.Option("--stored", metavar="float16|bfloat16|float32", help="Number type on disk."),
     ] = "float16"
+    taps: Annotated[
+        str,
+        typer.Option(
+            "--taps",
+            metavar="A,B,C|auto",
+            help="Also keep the states leaving these layers, counted from 1; auto: a low, a middle "
+            "and a high one. Some drafters need them.",
+        ),
+    ] = ""
 
 
 def record(record: RecordOptions, model: TargetOptions, output: OutputOptions) -> None:
@@ -76,6 +85,7 @@ def record(record: RecordOptions, model: TargetOptions, output: OutputOptions) -
     else:
         examples = read_examples(Path(record.data))
     target = load_target_from(model, out)
+    taps = _taps(record.taps, target.num_layers)
     try:
         with out.progress("recording", len(examples)) as bar:
             store = record_samples(
@@ -87,12 +97,27 @@ def record(record: RecordOptions, model: TargetOptions, output: OutputOptions) -
                 shard_size=record.shard_size,
                 max_new_tokens=record.max_new_tokens,
                 dtype=record.stored,  # type: ignore[arg-type]  # checked above
+                taps=taps,
                 progress=bar.at,
             )
     except KeyboardInterrupt:
         out.note(_kept(record.out))
         raise typer.Exit(130) from None
     _report(store, record.out, out)
+
+
+def _taps(text: str, num_layers: int) -> tuple[int, ...]:
+    """The layers that were typed."""
+    from varifocal.training._taps import three_taps
+
+    if text == "auto":
+        return three_taps(num_layers)
+    try:
+        return tuple(int(part) for part in names(text))
+    except ValueError:
+        raise BadOption(
+            f"taps must be numbers of layers such as 2,8,13, or auto; got {text!r}"
+        ) from None
 
 
 def _kept(folder: Path) -> str:

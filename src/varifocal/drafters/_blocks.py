@@ -32,13 +32,7 @@ class Block(nn.Module):
         self, x: Float[Tensor, "*b n D"], rotation: Rotation
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each [*b, H, n, D / H]; positions are already in q and k."""
-        *batch, n, _hidden = x.shape
-        made = (
-            self.qkv(self.attention_norm(x)).view(*batch, n, 3 * self.heads, -1).transpose(-2, -3)
-        )
-        turned = _rotate(made[..., : 2 * self.heads, :, :], rotation)
-        q, k = turned.split(self.heads, dim=-3)
-        return q, k, made[..., 2 * self.heads :, :, :]
+        return split_heads(self.qkv(self.attention_norm(x)), self.heads, rotation)
 
     def finish(
         self, x: Float[Tensor, "*b n D"], attended: Float[Tensor, "*b H n dh"]
@@ -48,6 +42,15 @@ class Block(nn.Module):
         gate, up = self.gate_up(self.inner_norm(x)).chunk(2, -1)
         grown: Tensor = x + self.down(F.silu(gate) * up)
         return grown
+
+
+def split_heads(
+    made: Float[Tensor, "*b n E"], heads: int, rotation: Rotation
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, each [*b, H, n, D / H], of rows that hold all three: E = 3 D."""
+    parts = made.view(*made.shape[:-1], 3 * heads, -1).transpose(-2, -3)
+    q, k = _rotate(parts[..., : 2 * heads, :, :], rotation).split(heads, dim=-3)
+    return q, k, parts[..., 2 * heads :, :, :]
 
 
 def norm(hidden: int, *, bias: bool = False) -> nn.LayerNorm:

@@ -11,7 +11,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from varifocal.drafters._blocks import rotation
+from varifocal.drafters._unroll import (
+    Chain,
+    Judged,
+    Teacher,
+    bases_of,
+    gather,
+    kept_slots,
+    nothing,
+    unroll,
+)
 from varifocal.training.artifacts import Artifact
 from varifocal.training.losses import (
     Losses,
@@ -52,30 +61,17 @@ def fovea_loss(network: Any, target: Target, config: Any, batch: list[Artifact])
     """
     slots = _collate(batch, target, config)
     if slots.bases.shape[1] == 0:
-        zero = sum(p.sum() for p in network.parameters()) * 0.0
-        return Losses(torch.as_tensor(zero), {})
+        return nothing(network)
     memory = network.visual.remember(slots.visual, slots.visual_valid)
-    states, teacher = _Chain(network, slots), _Teacher(target, slots)
-    sums: dict[str, Tensor] = {}
-    agree: dict[str, Tensor] = {}  # per draft step: how often the target's choice comes first
-    weight_sum = slots.features.new_zeros(())
-    alive = slots.bases_valid
-    for step in range(config.unroll):
-        alive = alive & _gather(slots.answer, slots.bases + 1 + step)
-        if not bool(alive.any()):
-            break
-        h = states.h
+    chain, teacher = Chain(network, slots), Teacher(target, slots.features, slots.answer)
+
+    def judge(step: int, h: Tensor, place: Tensor, alive: Tensor) -> Judged:
         if config.correction != "none" and step <= config.max_correction_depth:
             h, _ = network.visual(h, step, memory)
-        weight = depth_weight(step + 1, config.gamma_w)
-        values, hits = _step_losses(target, config, slots, teacher, states.first, h, step, alive)
-        for name, value in values.items():
-            sums[name] = sums.get(name, weight_sum.new_zeros(())) + weight * value
-        agree[f"agree_{step + 1}"] = hits / alive.sum()
-        weight_sum = weight_sum + weight * alive.sum()
-        if step + 1 < config.unroll:
-            states.advance(step)
-    parts = {name: value / weight_sum for name, value in sums.items()}
+        return _judged(target, config, slots, teacher, chain.first, h, place, alive)
+
+    weights = [depth_weight(n + 1, config.gamma_w) for n in range(config.unroll)]
+    parts, agree = unroll(chain, slots, weights, judge)
     total = (
         config.lambda_hid * (config.beta_h * parts["hidden"] + config.beta_mid * parts["mid"])
         + config.lambda_kl * parts["kl"]
@@ -84,123 +80,46 @@ def fovea_loss(network: Any, target: Target, config: Any, batch: list[Artifact])
     return Losses(total, {name: value.detach() for name, value in (parts | agree).items()})
 
 
-class _Teacher:
-    """The target's law at every answer slot, computed once for all steps: rows of one table."""
-
-    def __init__(self, target: Target, slots: _Slots) -> None:
-        with torch.no_grad():
-            rows = slots.features[slots.answer]
-            log_p = target.head(rows.to(target.dtype)).float().log_softmax(-1)
-            self.p = log_p.exp()
-            self.entropy = -(self.p * log_p).sum(-1)
-            self.labels = log_p.argmax(-1)
-            # Where each slot stands in the table; only slots of answers are ever asked for.
-            self.place = torch.zeros_like(slots.tokens)
-            self.place[slots.answer] = torch.arange(len(rows), device=rows.device)
-
-
-def _step_losses(
+def _judged(
     target: Target,
     config: Any,
     slots: _Slots,
-    teacher: _Teacher,
+    teacher: Teacher,
     first: Float[Tensor, "B A D"],
     h: Float[Tensor, "B A D"],
-    step: int,
+    place: Int64[Tensor, "B A"],
     alive: Bool[Tensor, "B A"],
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> Judged:
     """Sums over the living states of one step, and the hits. [FOVEA, Eq. 10-13]
 
     `losses.kl_loss` and `losses.cross_entropy` in one pass over a shared log-softmax: on a
     vocabulary these passes, not the network, are what a training step costs.
     """
-    place = slots.bases + 1 + step
     corrected = h[alive].float()
     mid = corrected.new_zeros(())
     if slots.mid is not None:
         # The streams differ in scale from layer to layer; both sides are taken at unit RMS.
-        wanted = _gather(slots.mid, place)[alive].float()
+        wanted = gather(slots.mid, place)[alive].float()
         mid = hidden_loss(_unit(first[alive].float()), _unit(wanted)).sum()
-    row = _gather(teacher.place, place)[alive]
+    row = gather(teacher.place, place)[alive]
     labels = teacher.labels[row]
     logits = target.head(corrected.to(target.dtype)).float()
     log_q = logits.log_softmax(-1)
     values = {
-        "hidden": hidden_loss(corrected, _gather(slots.features, place)[alive]).sum(),
+        "hidden": hidden_loss(corrected, gather(slots.features, place)[alive]).sum(),
         "mid": mid,
         "kl": -(teacher.p[row] * log_q).sum() - teacher.entropy[row].sum(),
         "ce": -log_q.gather(-1, labels[:, None]).sum(),
         "margin": boundary_margin(log_q, labels, config.width, config.margin).sum(),
     }
-    return values, (logits.argmax(-1) == labels).float().sum()
-
-
-class _Chain:
-    """Draft states of all bases, step by step.
-
-    `h` are the states after the last block and norm, `first` those after block 1.
-    """
-
-    def __init__(self, network: Any, slots: _Slots) -> None:
-        self.network, self.slots = network, slots
-        self.stable: list[tuple[Tensor, Tensor]] = []  # per block: keys, values of the true slots
-        self.drafted: list[list[tuple[Tensor, Tensor]]] = [[] for _ in network.blocks]
-        x = network.enter(slots.features, slots.embeddings)
-        size = x.shape[1]
-        causal = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()
-        turn = rotation(slots.positions, network.hidden // network.heads, x.dtype)
-        for number, block in enumerate(network.blocks):
-            q, k, v = block.project(x, turn)
-            self.stable.append((k, v))
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            weights = scores.masked_fill(~causal, float("-inf")).float().softmax(-1)
-            x = block.finish(x, weights.to(v.dtype) @ v)
-            if number == 0:
-                self.first = _gather(x, slots.bases)
-        self.h = _gather(network.norm(x), slots.bases)
-        index = torch.arange(size, device=x.device)
-        self.visible = index <= slots.bases[..., None]  # [B, A, S]
-
-    def advance(self, step: int) -> None:
-        """Draft one token further from every base, on its own state."""
-        slots, network = self.slots, self.network
-        x = network.enter(self.h, _gather(slots.embeddings, slots.bases + 1 + step))
-        positions = _gather(slots.positions, slots.bases) + 1 + step
-        turn = rotation(positions, network.hidden // network.heads, x.dtype)
-        for number, block in enumerate(network.blocks):
-            q, k, v = block.project(x, turn)
-            self.drafted[number].append((k, v))
-            x = block.finish(x, self._attend(number, q))
-            if number == 0:
-                self.first = x
-        self.h = network.norm(x)
-
-    def _attend(self, number: int, q: Float[Tensor, "B H A dh"]) -> Float[Tensor, "B H A dh"]:
-        """The true slots up to the base, then the own chain, in one softmax."""
-        keys, values = self.stable[number]
-        scale = q.shape[-1] ** -0.5
-        past = (q @ keys.transpose(-1, -2) * scale).masked_fill(
-            ~self.visible[:, None], float("-inf")
-        )
-        chain = self.drafted[number]
-        own = [(q * k).sum(-1, keepdim=True) * scale for k, _ in chain]
-        weights = torch.cat([past, *own], -1).float().softmax(-1).to(values.dtype)
-        out = weights[..., : keys.shape[-2]] @ values
-        for place, (_, v) in enumerate(chain, start=keys.shape[-2]):
-            out = out + weights[..., place : place + 1] * v
-        return out
+    return Judged(values, (logits.argmax(-1) == labels).float().sum(), alive.sum())
 
 
 def _collate(batch: list[Artifact], target: Target, config: Any) -> _Slots:
     """Shift features and tokens as in decoding, leave pictures out if the drafter does, pad."""
     device = target.device
-    rows = []
-    for item in batch:
-        keep = torch.ones(len(item.tokens) - 1, dtype=torch.bool)
-        if config.prefix == "text_only":
-            keep = item.image_of[1:] < 0
-        index = keep.nonzero()[:, 0]
-        rows.append((item, index))
+    text_only = config.prefix == "text_only"
+    rows = [(item, kept_slots(item, text_only=text_only)) for item in batch]
 
     def pad(xs: list[Tensor]) -> Tensor:
         return pad_sequence(xs, batch_first=True).to(device)
@@ -212,7 +131,7 @@ def _collate(batch: list[Artifact], target: Target, config: Any) -> _Slots:
         image = pad([item.image_of[1:][index] >= 0 for item, index in rows])
         embeddings[image] = torch.cat([item.visual for item in batch]).to(embeddings)
     has_mid = all(item.mid is not None for item in batch)
-    bases, bases_valid = _bases(answer, config.max_bases)
+    bases, bases_valid = bases_of(answer, config.max_bases)
     return _Slots(
         features=pad([item.final[:-1][index].float() for item, index in rows]),
         mid=pad([item.mid[:-1][index].float() for item, index in rows]) if has_mid else None,  # type: ignore[index]
@@ -225,29 +144,6 @@ def _collate(batch: list[Artifact], target: Target, config: Any) -> _Slots:
         bases=bases,
         bases_valid=bases_valid,
     )
-
-
-def _bases(
-    answer: Bool[Tensor, "B S"], most: int
-) -> tuple[Int64[Tensor, "B A"], Bool[Tensor, "B A"]]:
-    """Answer tokens that another answer token follows; at most `most` of each sample, drawn."""
-    follows = answer.clone()
-    follows[:, :-1] &= answer[:, 1:]
-    follows[:, -1] = False
-    count = int(follows.sum(-1).max())
-    size = min(count, most) if most else count
-    order = torch.rand(follows.shape, device=answer.device) if size < count else None
-    rank = follows.float() if order is None else torch.where(follows, 1 + order, 0.0)
-    picked = rank.topk(size, -1).indices.sort(-1).values
-    return picked, follows.gather(-1, picked)
-
-
-def _gather(x: Tensor, index: Int64[Tensor, "B A"]) -> Tensor:
-    """Rows of each sample; beyond the end the last one (masked by the caller)."""
-    index = index.clamp(max=x.shape[1] - 1)
-    if x.dim() == 2:
-        return x.gather(1, index)
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -89,13 +89,13 @@ class VisualCorrection(nn.Module):
         chosen, entries = self._select(scores, memory)
         weights = chosen.softmax(-1)
         if entries is None:
-            return weights @ memory.values, None
+            return _shown(weights @ memory.values, memory), None
         if h.dim() == 2:
             read = torch.bmm(weights[:, None], memory.values[entries])[:, 0]
             return read, Evidence(entries, weights)
         # In training a sparse row of weights over all entries is faster than a gather.
         full = torch.zeros_like(scores).scatter(-1, entries, weights.to(scores.dtype))
-        return full.to(memory.values.dtype) @ memory.values, None
+        return _shown(full.to(memory.values.dtype) @ memory.values, memory), None
 
     def _scores(self, h: Tensor, depth: int, memory: Memory) -> Float[Tensor, "*b n M"]:
         """s_{n,i} = q_n . k_i / sqrt(d_k); -inf where there is no entry. [FOVEA, Eq. 5]"""
@@ -109,7 +109,9 @@ class VisualCorrection(nn.Module):
         keys, match = memory.keys, memory.match
         scores: Tensor = query @ keys.transpose(-1, -2) if match is None else match(query)
         if memory.valid is not None:
-            scores = scores.masked_fill(~memory.valid[..., None, :], NEVER)
+            # Of a sample without pictures nothing is masked, lest its softmax be NaN: see `_shown`.
+            padding = ~memory.valid & memory.valid.any(-1, keepdim=True)
+            scores = scores.masked_fill(padding[..., None, :], NEVER)
         return scores
 
     def _select(
@@ -154,3 +156,10 @@ class VisualCorrection(nn.Module):
         if memory.valid is not None:
             central = central.masked_fill(~memory.valid, NEVER)
         return central.topk(size, -1).indices[..., None, :]
+
+
+def _shown(read: Float[Tensor, "*b n U"], memory: Memory) -> Float[Tensor, "*b n U"]:
+    """Zeros for samples without pictures, which read nothing in decoding either."""
+    if memory.valid is None:
+        return read
+    return read.masked_fill(~memory.valid.any(-1)[..., None, None], 0.0)

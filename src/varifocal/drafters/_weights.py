@@ -7,6 +7,7 @@ and description together; `config.json` repeats it for people and other programs
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -123,6 +124,21 @@ def shipped_weights(name: str, target: Target, root: Path | None = None) -> Path
         return None
     fingerprint = _read_config(folder)["target"]["fingerprint"]
     return folder if fingerprint == target.fingerprint else None
+
+
+def load_shipped(name: str, target: Target, options: Mapping[str, Any]) -> Drafter[Any]:
+    """A drafter by its name, with the weights shipped for this target.
+
+    Raises BadArtifact where none are.
+    """
+    folder = shipped_weights(name, target)
+    if folder is None:
+        raise BadArtifact(
+            f"no {name} weights are shipped for {target.name}; train them with "
+            f"`varifocal record` and `varifocal train --drafter {name}`, then give the "
+            "folder as --drafter"
+        )
+    return load_trained(folder, target, dict(options))
 
 
 def folder_of(folder_or_hub_id: str | Path) -> Path:
@@ -281,7 +297,7 @@ def _card_text(description: dict[str, Any]) -> str:
     settings = "\n".join(f"- `{k}`: {v}" for k, v in description["config"].items())
     return f"""# {description["drafter"]} for {target["name"]}
 
-A drafter for [varifocal](https://pypi.org/project/varifocal/). It only guesses: the target checks
+A drafter for varifocal (`pip install varifocal`). It only guesses: the target checks
 every token, so the text is the target's own. It works with one target: `{target["name"]}`,
 fingerprint `{target["fingerprint"]}`, {target["vocab_size"]} tokens, width {target["hidden_size"]},
 {_told(target)}.

@@ -16,19 +16,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from varifocal.drafter import Drafter
-from varifocal.drafters._blocks import (
-    Block,
-    DraftCache,
-    Rotation,
-    attend,
-    norm,
-    rotation,
-    rotation_at,
-)
+from varifocal.drafters._blocks import Block, DraftCache, norm
 from varifocal.drafters._fovea_loss import fovea_loss
-from varifocal.drafters._growth import Frontier, Scored, grow
+from varifocal.drafters._growth import Scored
+from varifocal.drafters._recurrence import draft, note, read
 from varifocal.drafters._visual import Memory, VisualCorrection
-from varifocal.errors import BadArtifact, BadOption
+from varifocal.errors import BadOption
 from varifocal.fast import prepack
 from varifocal.images import load_image
 from varifocal.plan import Budget
@@ -147,17 +140,9 @@ class FoveaDrafter(Drafter[FoveaState]):
     @classmethod
     def load(cls, target: Target, options: Mapping[str, Any]) -> Self:
         """With the weights shipped for this target."""
-        from varifocal.drafters._weights import load_trained, shipped_weights
+        from varifocal.drafters._weights import load_shipped
 
-        folder = shipped_weights(cls.name, target)
-        if folder is None:
-            raise BadArtifact(
-                f"no {cls.name} weights are shipped for {target.name}; train them with "
-                f"`varifocal record` and `varifocal train --drafter {cls.name}`, then give the "
-                "folder as --drafter"
-            )
-        loaded: Any = load_trained(folder, target, dict(options))
-        return cast(Self, loaded)
+        return cast(Self, load_shipped(cls.name, target, options))
 
     def prepare(self) -> None:
         """The target's precision; on a CPU the layout in which oneDNN multiplies."""
@@ -189,65 +174,21 @@ class FoveaDrafter(Drafter[FoveaState]):
             positions,
             len(prompt.tokens),
         )
-        self._extend(state)
+        read(self.network, state)
         return state
 
     def propose(self, state: FoveaState, root: int, budget: Budget) -> DraftTree:
         """Grow a tree below the root."""
-        self._extend(state)
-        assert state.top is not None
-        above = [state.top]  # states of the last expanded level
 
-        def expand(frontier: Frontier) -> Scored:
-            parents = above[0].expand(len(frontier.tokens), -1)
-            if frontier.depth > 1:
-                parents = above[0][frontier.row]
-            x = self.network.enter(parents, self.target.embed(frontier.tokens).to(self._dtype))
-            turn = rotation_at(
-                state.next_position - 1 + frontier.depth, self._head_width, x.dtype, x.device
-            )
-            above[0] = self._blocks(x, turn, state.cache, frontier.sees)
-            state.cache.advance(len(x))
-            return self._score(above[0], frontier.depth, state.memory)
+        def score(states: Tensor, depth: int) -> Scored:
+            return self._score(states, depth, state.memory)
 
-        first = self._score(state.top, 0, state.memory)
-        tree = grow(root, first, expand, self.config.width, budget)
-        state.cache.rewind()
-        return tree
+        return draft(self.network, self.target, state, root, score, self.config.width, budget)
 
     def observe(self, state: FoveaState, verdict: Verification, seen: Forward) -> None:
         """Keep the true features of the accepted path for the next draft; no computation yet."""
         assert seen.final is not None
-        count = len(verdict.tokens)
-        start = state.next_position
-        positions = torch.arange(start, start + count, device=seen.final.device)
-        state.features = torch.cat([state.features, seen.final])
-        state.tokens = torch.cat([state.tokens, self._embed(verdict.tokens)])
-        state.positions = torch.cat([state.positions, positions])
-        state.next_position += count
-
-    def _extend(self, state: FoveaState) -> None:
-        """Read the pending slots into the stable cache; the last one's state is the root's."""
-        if not len(state.positions):
-            return
-        x = self.network.enter(state.features.to(self._dtype), state.tokens.to(self._dtype))
-        n = len(x)
-        sees = torch.ones(n, n, dtype=torch.bool, device=x.device).tril() if n > 1 else None
-        turn = rotation(state.positions, self._head_width, x.dtype)
-        state.top = self._blocks(x, turn, state.cache, sees)[-1:]
-        state.cache.advance(n, stable=True)
-        state.features, state.tokens = state.features[:0], state.tokens[:0]
-        state.positions = state.positions[:0]
-
-    def _blocks(
-        self, x: Tensor, turn: Rotation, cache: DraftCache, sees: Tensor | None
-    ) -> Float[Tensor, "n D"]:
-        """New rows through all blocks; `sees` says which of the newest entries each may read."""
-        for number, block in enumerate(self.network.blocks):
-            q, k, v = block.project(x, turn)  # type: ignore[operator]
-            keys, values = cache.append(number, k, v)
-            x = block.finish(x, attend(q, keys, values, sees))  # type: ignore[operator]
-        return self.network.norm(x)  # type: ignore[no-any-return]
+        note(state, seen.final, self._embed(verdict.tokens))
 
     def _score(self, h: Tensor, depth: int, memory: Memory) -> Scored:
         """log p^D of the next token for each state, corrected where the depth allows it."""
@@ -267,10 +208,6 @@ class FoveaDrafter(Drafter[FoveaState]):
 
     def _embed(self, tokens: list[int]) -> Float[Tensor, "n D"]:
         return self.target.embed(torch.tensor(tokens, device=self.target.device))
-
-    @property
-    def _head_width(self) -> int:
-        return self.network.hidden // self.network.heads
 
     @property
     def _dtype(self) -> torch.dtype:

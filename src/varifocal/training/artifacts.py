@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -20,14 +18,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from varifocal.errors import BadArtifact
-
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing keeps two recordings apart
-    fcntl = None  # type: ignore[assignment]
+from varifocal.training._files import LOCK as LOCK  # what recordings need of a folder
+from varifocal.training._files import locked as locked
+from varifocal.training._files import write_atomically as write_atomically
 
 FORMAT, VERSION = "varifocal-artifacts", 1
-MANIFEST, LOCK = "manifest.json", ".lock"
+MANIFEST = "manifest.json"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _SORTED_TOGETHER = 32  # batches whose samples are sorted by length among themselves
 
@@ -46,6 +42,8 @@ class Artifact:
     mid: Float[Tensor, "T D"] | None = (
         None  # of the layer of least attention entropy; 0 before answers
     )
+    taps: Float[Tensor, "T L D"] | None = None  # states leaving `tap_layers`
+    tap_layers: tuple[int, ...] = ()  # counted from 1
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -85,6 +83,7 @@ class Origin:
     answers: str  # "target" or "reference"
     max_new_tokens: int  # of a regenerated answer
     dtype: str  # of the states on disk
+    taps: tuple[int, ...] = ()  # layers whose states are kept, counted from 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +138,7 @@ class Manifest:
             )
         try:
             return cls(
-                origin=Origin(
-                    **{**content["origin"], "layers": tuple(content["origin"]["layers"])}
-                ),
+                origin=_origin(content["origin"]),
                 shards=tuple(_shard(entry) for entry in content["shards"]),
                 skipped=dict(content["skipped"]),
             )
@@ -170,14 +167,9 @@ class ArtifactStore:
         return len(self.rows)
 
     def __getitem__(self, number: int) -> Artifact:
-        if not 0 <= number < len(self):
-            raise IndexError(f"sample {number} of {len(self)}")
-        s = bisect_right(self._ends, number)
+        s, k, tokens = self._place(number)
         rows = self.manifest.shards[s].rows
-        k = number - (self._ends[s - 1] if s else 0)
         row, before = rows[k], rows[:k]
-        at = sum(r.length for r in before)
-        tokens = slice(at, at + row.length)
         seen = sum(r.num_visual for r in before)
         visual = slice(seen, seen + row.num_visual)
         mid_at = sum(r.length - r.mid_start for r in before)
@@ -197,7 +189,27 @@ class ArtifactStore:
             final=file.get_slice("final")[tokens].float(),
             visual=file.get_slice("visual")[visual].float(),
             mid=mid,
+            taps=file.get_slice("taps")[tokens].float() if self.manifest.origin.taps else None,
+            tap_layers=self.manifest.origin.taps,
         )
+
+    def answer(self, number: int) -> Int64[Tensor, " n"]:
+        """The supervised tokens of a sample; its states are not read."""
+        s, _, tokens = self._place(number)
+        file = self._open(s)
+        marks = file.get_slice("supervised")[tokens].bool()
+        said: Tensor = file.get_slice("tokens")[tokens].long()[marks]
+        return said
+
+    def _place(self, number: int) -> tuple[int, int, slice]:
+        """The shard of a sample, its number there, and its tokens."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self)}")
+        s = bisect_right(self._ends, number)
+        rows = self.manifest.shards[s].rows
+        k = number - (self._ends[s - 1] if s else 0)
+        at = sum(r.length for r in rows[:k])
+        return s, k, slice(at, at + rows[k].length)
 
     def _open(self, number: int) -> Any:
         if number not in self._files:
@@ -254,6 +266,14 @@ class Subset:
         """Answer tokens in all of it."""
         return sum(self.store.rows[number].num_supervised for number in self.numbers)
 
+    def answer_counts(self) -> Int64[Tensor, " V"]:
+        """How often each token is said in the answers."""
+        size = self.store.manifest.origin.vocab_size
+        counts = torch.zeros(size, dtype=torch.int64)
+        for number in self.numbers:
+            counts += torch.bincount(self.store.answer(number), minlength=size)
+        return counts
+
     @cached_property
     def digest(self) -> str:
         """Changes when a sample is added, removed or recorded anew."""
@@ -305,6 +325,9 @@ def write_shard(folder: Path, file: str, samples: Sequence[Artifact], dtype: str
     mids = [s.mid[r.mid_start :] for s, r in zip(samples, rows, strict=True) if s.mid is not None]
     if mids:
         tensors["mid"] = torch.cat(mids).to(stored)
+    taps = [s.taps for s in samples if s.taps is not None]
+    if taps:
+        tensors["taps"] = torch.cat(taps).to(stored)
     data = save({name: t.cpu().contiguous() for name, t in tensors.items()})
     write_atomically(folder / file, data)
     return Shard(file, hashlib.sha256(data).hexdigest(), len(data), rows)
@@ -332,43 +355,6 @@ def damage_of(folder: Path, shard: Shard, *, contents: bool) -> str | None:
     return None
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other recordings out of a folder; the system lets go of it even after a kill.
-
-    The file stays: were it deleted, a third recording could lock a new one beside the second's.
-    """
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context((folder / LOCK).open("a"))
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadArtifact(
-                f"another record is writing into {folder}; wait for it or choose another folder"
-            ) from None
-        except OSError:  # a folder only to be read, or a network disk without locks
-            pass
-        yield
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a kill or a full disk leaves the old one, or none."""
-    fresh = path.with_name(path.name + ".new")
-    try:
-        with fresh.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise BadArtifact(
-            f"{path} could not be written ({error.strerror or error}). Nothing half-written is "
-            "kept; make room or choose another folder and run the same command again"
-        ) from error
-
-
 def _row(sample: Artifact) -> Row:
     supervised = sample.supervised.nonzero()
     first = int(supervised[0]) if len(supervised) else len(sample)
@@ -380,6 +366,11 @@ def _row(sample: Artifact) -> Row:
         num_supervised=len(supervised),
         mid_start=max(0, first - 1),
     )
+
+
+def _origin(entry: dict[str, Any]) -> Origin:
+    lists = {"layers": tuple(entry["layers"]), "taps": tuple(entry.get("taps", ()))}
+    return Origin(**{**entry, **lists})
 
 
 def _shard(entry: dict[str, Any]) -> Shard:

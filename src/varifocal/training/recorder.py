@@ -6,7 +6,6 @@ without padding, so its states are those of a single run whatever is recorded be
 """
 
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +19,9 @@ from varifocal.target import Want
 from varifocal.targets._hf import HFTarget
 from varifocal.training._answers import Answers
 from varifocal.training._entropy import watched
-from varifocal.training._script import Script, asked, script_of, turns_of
+from varifocal.training._room import check_room
+from varifocal.training._script import Script, script_of, turns_of
+from varifocal.training._taps import checked_taps
 from varifocal.training.artifacts import (
     DTYPES,
     LOCK,
@@ -38,9 +39,6 @@ from varifocal.training.examples import Example
 logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]  # samples done, samples in all
 
-_PROBES = 4  # examples encoded to estimate the size
-_ROOM = 1.1  # disk space wanted, as a multiple of the estimate
-
 
 def search_layers(num_layers: int) -> tuple[int, ...]:
     """Layers searched for `mid`: 1-10 of 32, 1-9 of 28, that share of others. [FOVEA, Table 8]"""
@@ -57,6 +55,7 @@ def record(
     shard_size: int = 256,
     max_new_tokens: int = 256,
     dtype: Literal["float16", "bfloat16", "float32"] = "float16",
+    taps: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> ArtifactStore:
     """Record what is not in `out` yet, shard by shard; the same call continues a broken one.
@@ -64,8 +63,9 @@ def record(
     With answers="target" every assistant turn is what the target says greedily, and what later
     turns follow on: given texts are checked like a draft, and from the first that it would not say
     on, `batch` conversations at a time say it anew. With "reference" given texts are kept. Samples
-    that cannot be used are skipped and listed with the reason in the manifest. Ctrl-C keeps all
-    that is done. While it runs, no other recording may write into `out`.
+    that cannot be used are skipped and listed with the reason in the manifest. `taps` are layers,
+    counted from 1, whose states are kept too. Ctrl-C keeps all that is done. While it runs, no
+    other recording may write into `out`.
     """
     if min(batch, shard_size, max_new_tokens) < 1:
         raise BadOption(
@@ -81,6 +81,7 @@ def record(
         answers=answers,
         max_new_tokens=max_new_tokens,
         dtype=dtype,
+        taps=checked_taps(taps, target.num_layers),
     )
     _check_ids(examples)
     _check_folder(out)
@@ -106,9 +107,9 @@ def _record_rest(
     known = {row.id for row in manifest.rows} | set(manifest.skipped)
     todo = [example for example in examples if example.id not in known]
     if todo:
-        _check_room(target, todo, session.out, manifest, max_new_tokens)
+        check_room(target, todo, session.out, manifest.origin)
     says = manifest.origin.answers == "target"
-    writer = Answers(target, max_new_tokens, batched=batch > 1) if says else None
+    writer = Answers(target, max_new_tokens, batch=batch) if says else None
     done = len(examples) - len(todo)
     try:
         for start in range(0, len(todo), batch):
@@ -184,7 +185,8 @@ class _Session:
         self._keep(self._features(example, script))
 
     def _features(self, example: Example, script: Script) -> Artifact:
-        sample = features_of(self.target, example.id, example.family, script)
+        taps = self.manifest.origin.taps
+        sample = features_of(self.target, example.id, example.family, script, taps)
         if not self._checked:
             _check_features(self.target, script, sample)
             self._checked = True
@@ -192,7 +194,8 @@ class _Session:
 
     def _keep(self, sample: Artifact) -> None:
         name = self.manifest.origin.dtype
-        states = [sample.final, sample.visual, *([] if sample.mid is None else [sample.mid])]
+        states = [sample.final, sample.visual]
+        states += [state for state in (sample.mid, sample.taps) if state is not None]
         if not all(bool(s.isfinite().all()) for s in states):
             return self._skip(sample.id, "not finite: the target's states hold NaN or infinity")
         if not all(bool(s.to(DTYPES[name]).isfinite().all()) for s in states):
@@ -227,13 +230,16 @@ class _Session:
 
 
 @torch.no_grad()
-def features_of(target: HFTarget, id: str, family: str, script: Script) -> Artifact:
-    """One fresh prefill of a script."""
+def features_of(
+    target: HFTarget, id: str, family: str, script: Script, taps: Sequence[int] = ()
+) -> Artifact:
+    """One fresh prefill of a script; states leaving the layers `taps` are kept."""
     layers = search_layers(target.num_layers)
     supervised = script.supervised
     start = max(0, int(supervised.nonzero()[0]) - 1)
     text_config = target.model.config.get_text_config()
-    want = Want(layers=layers, final=True, embeddings=True)
+    read = (*layers, *(layer for layer in taps if layer not in layers))
+    want = Want(layers=read, final=True, embeddings=True)
     with watched(text_config, len(layers), start) as watch:
         _, seen = target.prefill(script.prompt, want)
     assert seen.hidden is not None and seen.final is not None and seen.embeddings is not None
@@ -251,6 +257,8 @@ def features_of(target: HFTarget, id: str, family: str, script: Script) -> Artif
         final=seen.final.float().cpu(),
         visual=seen.embeddings[script.prompt.is_image].float().cpu(),
         mid=mid.float().cpu(),
+        taps=seen.hidden[:, [read.index(k) for k in taps]].float().cpu() if taps else None,
+        tap_layers=tuple(taps),
     )
 
 
@@ -346,39 +354,6 @@ def _check_ids(examples: Sequence[Example]) -> None:
         if example.id in seen:
             raise BadOption(f"two examples have the id {example.id!r}; ids must differ")
         seen.add(example.id)
-
-
-def estimate_bytes(
-    target: HFTarget, examples: Sequence[Example], max_new_tokens: int, dtype: str
-) -> int:
-    """Disk space that a recording will take, from the first few examples; answers at 64 tokens."""
-    sizes = []
-    for example in examples[: _PROBES * 4]:
-        try:
-            talk = example.read()
-            turns = turns_of(talk) or [len(talk)]
-            prompt = target.encode(asked(talk[: turns[-1]]))
-        except VarifocalError:
-            continue
-        # `final` for every position, `mid` for all after the pictures, the visual tokens.
-        sizes.append(2 * (len(prompt.tokens) + min(max_new_tokens, 64)))
-        if len(sizes) == _PROBES:
-            break
-    rows = sum(sizes) / max(1, len(sizes)) * len(examples)
-    return int(rows * target.hidden_size * DTYPES[dtype].itemsize)
-
-
-def _check_room(
-    target: HFTarget, todo: Sequence[Example], out: Path, manifest: Manifest, max_new_tokens: int
-) -> None:
-    wanted = estimate_bytes(target, todo, max_new_tokens, manifest.origin.dtype)
-    free = shutil.disk_usage(out).free
-    logger.info("about %d MiB for %d samples; %d MiB are free", wanted >> 20, len(todo), free >> 20)
-    if wanted * _ROOM > free:
-        raise BadOption(
-            f"{len(todo)} samples need about {wanted >> 20} MiB, but {out} has {free >> 20} MiB "
-            "free; make room, record fewer, or choose a folder on another disk"
-        )
 
 
 def _names() -> Iterator[str]:

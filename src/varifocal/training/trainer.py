@@ -51,6 +51,14 @@ class Trainable(Protocol):
         """The loss over whole samples; `progress` goes from 0 to 1 over the run."""
 
 
+@runtime_checkable
+class Surveyor(Protocol):
+    """A drafter that looks at the training samples before its first update."""
+
+    def survey(self, data: Subset) -> None:
+        """Choose what depends on them, or refuse them; a resumed run calls it with the same."""
+
+
 # Settings that may differ between an interruption and the resume.
 _FREE = frozenset({"log_every", "checkpoint_seconds", "eval_every", "valid_batches", "max_bad"})
 
@@ -87,6 +95,8 @@ def train(
     checkpoint is written and `Stopped` is raised. `evaluate` may raise it to the same end.
     """
     num_steps = _check(drafter, data, config, frozen)
+    if isinstance(drafter, Surveyor):
+        drafter.survey(data)
     run = _Run(drafter, data, out, config, num_steps)
     run.begin(resume)
     log = Log(out, run.step)

@@ -1,0 +1,52 @@
+"""Files that are replaced whole or not at all, and folders that one recording writes at a time."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from varifocal.errors import BadArtifact
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing keeps two recordings apart
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other recordings out of a folder; the system lets go of it even after a kill.
+
+    The file stays: were it deleted, a third recording could lock a new one beside the second's.
+    """
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context((folder / LOCK).open("a"))
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadArtifact(
+                f"another record is writing into {folder}; wait for it or choose another folder"
+            ) from None
+        except OSError:  # a folder only to be read, or a network disk without locks
+            pass
+        yield
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a kill or a full disk leaves the old one, or none."""
+    fresh = path.with_name(path.name + ".new")
+    try:
+        with fresh.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise BadArtifact(
+            f"{path} could not be written ({error.strerror or error}). Nothing half-written is "
+            "kept; make room or choose another folder and run the same command again"
+        ) from error

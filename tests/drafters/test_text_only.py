@@ -1,0 +1,175 @@
+"""The text-only control: what it reads, what it computes, and that training meets decoding."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from taught import (
+    attended,
+    backwards,
+    decoded_states,
+    normed,
+    recorded,
+    shortened,
+    unrolled_states,
+)
+
+from varifocal.decode import generate
+from varifocal.drafters import load_drafter
+from varifocal.drafters._unroll import Chain, collate
+from varifocal.drafters._weights import Card, load_trained, save_trained
+from varifocal.drafters.text_only import TextOnlyDrafter
+from varifocal.errors import BadArtifact, BadOption
+from varifocal.plan import Budget
+from varifocal.request import ask
+from varifocal.sampling import Sampling
+
+CARD = Card(seed=0, steps=1)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny.tiny_target(seed=3)  # whose greedy answer is no single token
+
+
+@pytest.fixture(scope="module")
+def one(target):
+    return recorded(target)
+
+
+def text_only(target, **options):
+    torch.manual_seed(0)
+    return TextOnlyDrafter(target, TextOnlyDrafter.Config(**{"inner": 64, "nodes": 12, **options}))
+
+
+def slots_of(batch, target):
+    return collate(batch, target, lambda item: item.final, text_only=True, max_bases=0)
+
+
+def test_training_meets_the_states_of_decoding(target, one):
+    drafter = text_only(target)
+    slots = slots_of([shortened(one.artifact), one.artifact], target)
+    met = unrolled_states(Chain(drafter.network, slots), slots, 1, 4)
+    for trained, decoded in zip(met, decoded_states(drafter, one, 4), strict=True):
+        torch.testing.assert_close(trained, decoded, atol=1e-5, rtol=1e-4)
+
+
+def test_states_equal_a_naive_reference(target, one):
+    drafter = text_only(target)
+    network, n = drafter.network, len(one.prompt.tokens)
+    with torch.no_grad():
+        state = drafter.start(one.prompt, one.prefill, one.answer[0])
+        following = torch.cat([one.prompt.tokens[1:], torch.tensor(one.answer[:1])])
+        kept = [i for i in range(n) if i == n - 1 or not one.prompt.is_image[i + 1]]
+        embedded = target.model.get_input_embeddings().weight[following[kept]]
+        entered = [normed(one.seen.final[kept], network.feature_norm),
+                   normed(embedded, network.token_norm)]  # fmt: skip
+        x = torch.cat(entered, -1) @ network.join.weight.double().T
+        for block in network.blocks:
+            q, k, v = (normed(x, block.attention_norm) @ block.qkv.weight.double().T).chunk(3, -1)
+            read = attended(q, k, v, network.heads, torch.tensor(kept))
+            x = x + read @ block.out.weight.double().T
+            gate, up = (normed(x, block.inner_norm) @ block.gate_up.weight.double().T).chunk(2, -1)
+            x = x + (gate * gate.sigmoid() * up) @ block.down.weight.double().T
+        wanted = normed(x, network.norm)[-1]
+        logits = wanted @ target.model.lm_head.weight.double().T
+        scored, _ = drafter._score(state.top, 0)
+    torch.testing.assert_close(state.top[0].double(), wanted, atol=1e-5, rtol=1e-5)
+    allowed = [i for i in range(target.vocab_size) if i not in target.banned_ids]
+    torch.testing.assert_close(
+        scored[0, allowed].double(), logits[allowed].log_softmax(-1), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_nothing_of_a_picture_enters_but_through_states_of_text(target, one):
+    drafter = text_only(target)
+    slot = int(one.prompt.is_image.nonzero()[3])  # its next slot is a picture's too
+    final = one.prefill.final.clone()
+    final[slot] = 1e3
+    with torch.no_grad():
+        state = drafter.start(one.prompt, one.prefill, one.answer[0])
+        spoilt = drafter.start(one.prompt, replace(one.prefill, final=final), one.answer[0])
+    assert torch.equal(state.top, spoilt.top)
+    text = int((~one.prompt.is_image).nonzero()[-1])
+    assert state.cache.length == int((~one.prompt.is_image[1:]).sum()) + 1 < text
+    final[text - 1] += 1.0
+    with torch.no_grad():
+        other = drafter.start(one.prompt, replace(one.prefill, final=final), one.answer[0])
+    assert not torch.equal(state.top, other.top)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3)])
+def test_the_text_is_plain_decodings_for_any_order_of_siblings(target, sampling):
+    asked = ask("what is it?", [tiny.picture()], max_new_tokens=30, sampling=sampling)
+    plain = generate(target, load_drafter("plain", target), asked)
+    drafter = text_only(target)
+    drafter.propose = backwards(drafter.propose)
+    assert generate(target, drafter, asked).token_ids == plain.token_ids
+
+
+def taught(drafter, artifact, updates):
+    optimizer = torch.optim.AdamW(drafter.network.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(updates):
+        optimizer.zero_grad()
+        loss = drafter.loss([artifact], 0.0)
+        loss.total.backward()
+        optimizer.step()
+        losses.append(float(loss.total.detach()))
+    return losses
+
+
+def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_path):
+    drafter = text_only(target, classification=1.0)
+    losses = taught(drafter, one.artifact, 60)
+    assert losses[-1] < 0.5 * losses[0]
+    asked = ask("what is it?", [tiny.picture()], max_new_tokens=24)
+    result = generate(target, drafter, asked)
+    assert result.token_ids == one.answer
+    assert result.num_spec_steps < generate(target, text_only(target), asked).num_spec_steps
+    save_trained(drafter, tmp_path / "d", card=CARD)
+    loaded = load_trained(tmp_path / "d", target, {})
+    for name, tensor in drafter.network.state_dict().items():
+        assert torch.equal(tensor, loaded.network.state_dict()[name]), name
+    assert generate(target, loaded, asked).acceptance_histogram == result.acceptance_histogram
+
+
+def test_loss_does_not_depend_on_padding(target, one):
+    drafter = text_only(target)
+    short = shortened(one.artifact)
+    with torch.no_grad():
+        together = drafter.loss([one.artifact, short], 0.0).parts
+        alone = [drafter.loss([a], 0.0).parts for a in (one.artifact, short)]
+        twice = drafter.loss([short, short], 0.0).parts
+    for name in ("regression", "classification"):
+        low, high = sorted(float(p[name]) for p in alone)
+        assert low - 1e-4 <= float(together[name]) <= high + 1e-4
+        torch.testing.assert_close(twice[name], alone[1][name])
+
+
+def test_an_answer_of_one_token_gives_no_signal_and_no_nan(target, one):
+    last = torch.zeros_like(one.artifact.supervised)
+    last[-1] = True
+    loss = text_only(target).loss([replace(one.artifact, supervised=last)], 0.0)
+    assert float(loss.total.detach()) == 0.0 and loss.total.requires_grad
+
+
+def test_a_draft_leaves_the_cache_as_it_was(target, one):
+    drafter = text_only(target)
+    with torch.no_grad():
+        state = drafter.start(one.prompt, one.prefill, one.answer[0])
+        trees = [drafter.propose(state, one.answer[0], Budget(depth=4, nodes=12)) for _ in "ab"]
+    assert torch.equal(trees[0].tokens, trees[1].tokens)
+    assert state.cache.length == state.cache.stable
+
+
+def test_without_shipped_weights_it_says_how_to_train(target):
+    with pytest.raises(BadArtifact, match="varifocal train --drafter text_only"):
+        load_drafter("text_only", target)
+
+
+@pytest.mark.parametrize("options", [{"heads": 5}, {"width": 0}, {"unroll": 0}, {"gamma_w": 0.0}])
+def test_bad_settings_are_refused(target, options):
+    with pytest.raises(BadOption, match=next(iter(options))):
+        text_only(target, **options)

@@ -1,0 +1,143 @@
+"""What the tests of learned drafters share: a recorded answer, and a draft decoded step by step."""
+
+from dataclasses import dataclass, replace
+
+import tiny
+import torch
+
+from varifocal.decode import generate
+from varifocal.drafters import load_drafter
+from varifocal.drafters._blocks import rotation_at
+from varifocal.drafters._recurrence import run_blocks
+from varifocal.request import ask
+from varifocal.target import Forward, Want
+from varifocal.training.artifacts import Artifact
+
+LAYERS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A prompt with its plain answer, and the true features of the whole."""
+
+    prompt: object
+    answer: list[int]
+    seen: Forward
+    artifact: Artifact
+
+    @property
+    def prefill(self) -> Forward:
+        """What the prompt's own prefill would have seen."""
+        n = len(self.prompt.tokens)
+        return Forward(self.seen.logits, hidden=self.seen.hidden[:n], final=self.seen.final[:n],
+                       embeddings=self.seen.embeddings[:n])  # fmt: skip
+
+
+@torch.no_grad()
+def recorded(target, *, pictures=1, tokens=24) -> Recorded:
+    shown = [tiny.picture(k) for k in range(pictures)]
+    prompt = target.encode(ask("what is it?", shown))
+    plain = generate(
+        target,
+        load_drafter("plain", target),
+        ask("what is it?", shown, max_new_tokens=tokens),
+    )
+    ids = torch.cat([prompt.tokens, torch.tensor(plain.token_ids)])
+    image_of = torch.cat([prompt.image_of, torch.full((len(plain.token_ids),), -1)])
+    whole = replace(prompt, tokens=ids, image_of=image_of)
+    _, seen = target.prefill(whole, Want(layers=LAYERS, final=True, embeddings=True))
+    artifact = Artifact(
+        id="a",
+        family="x",
+        tokens=ids,
+        image_of=image_of,
+        supervised=torch.arange(len(ids)) >= len(prompt.tokens),
+        final=seen.final,
+        visual=seen.embeddings[whole.is_image],
+        taps=seen.hidden,
+        tap_layers=LAYERS,
+    )
+    return Recorded(prompt, plain.token_ids, seen, artifact)
+
+
+def shortened(artifact: Artifact, by: int = 9) -> Artifact:
+    """Without its last tokens."""
+    cut = {k: getattr(artifact, k)[:-by] for k in ("tokens", "image_of", "supervised", "final")}
+    taps = None if artifact.taps is None else artifact.taps[:-by]
+    return replace(artifact, **cut, taps=taps)
+
+
+@torch.no_grad()
+def decoded_states(drafter, one: Recorded, steps: int) -> list[torch.Tensor]:
+    """The states of a draft that follows the answer, as decoding makes them: of the root first."""
+    network, target = drafter.network, drafter.target
+    state = drafter.start(one.prompt, one.prefill, one.answer[0])
+    states = [state.top[0]]
+    for step in range(steps):
+        x = network.enter(states[-1][None], target.embed(torch.tensor([one.answer[1 + step]])))
+        place = len(one.prompt.tokens) + step
+        turn = rotation_at(place, network.hidden // network.heads, x.dtype, x.device)
+        sees = torch.ones(1, 1 + step, dtype=torch.bool)
+        states.append(run_blocks(network, x, turn, state.cache, sees)[0])
+        state.cache.advance(1)
+    return states
+
+
+def unrolled_states(chain, slots, sample: int, steps: int) -> list[torch.Tensor]:
+    """The same states as training meets them, of the first answer token of a sample."""
+    base = int(slots.answer[sample].long().argmax())
+    row = int((slots.bases[sample] == base).nonzero())
+    states = [chain.h[sample, row].detach()]
+    for step in range(steps):
+        chain.advance(step)
+        states.append(chain.h[sample, row].detach())
+    return states
+
+
+def backwards(propose):
+    """A `propose` whose trees list the nodes of each level in the opposite order."""
+
+    def shuffled(*args):
+        tree = propose(*args)
+        depth = tree.depth.tolist()
+        order = sorted(range(len(tree)), key=lambda n: (depth[n], -n))
+        new = torch.empty(len(tree), dtype=torch.int64)
+        new[torch.tensor(order)] = torch.arange(len(tree))
+        parents = tree.parents[order]
+        return type(tree)(tree.tokens[order], torch.where(parents < 0, parents, new[parents]))
+
+    return shuffled
+
+
+def turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotary positions, pair by pair, in float64: x is [n, dh]."""
+    half = x.shape[-1] // 2
+    out = x.double().clone()
+    for i in range(half):
+        angle = positions.double() * 10000.0 ** (-2 * i / x.shape[-1])
+        a, b = x[:, i].double(), x[:, half + i].double()
+        out[:, i] = a * angle.cos() - b * angle.sin()
+        out[:, half + i] = b * angle.cos() + a * angle.sin()
+    return out
+
+
+def attended(q, k, v, heads: int, positions) -> torch.Tensor:
+    """Causal attention, head by head and row by row; q, k, v are [n, D]."""
+    n, width = q.shape
+    size = width // heads
+    out = torch.zeros(n, width, dtype=torch.float64)
+    for head in range(heads):
+        part = slice(head * size, (head + 1) * size)
+        qh, kh = turned(q[:, part], positions), turned(k[:, part], positions)
+        for i in range(n):
+            law = (kh[: i + 1] @ qh[i] / size**0.5).softmax(-1)
+            out[i, part] = law @ v[: i + 1, part].double()
+    return out
+
+
+def normed(x: torch.Tensor, norm) -> torch.Tensor:
+    """LayerNorm by its definition."""
+    centred = x.double() - x.double().mean(-1, keepdim=True)
+    scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    bias = 0 if norm.bias is None else norm.bias.double()
+    return scaled * norm.weight.double() + bias
