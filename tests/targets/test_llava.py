@@ -132,7 +132,7 @@ def test_requests_with_uneven_acceptance_in_one_call_equal_their_own_runs(name):
     for held, path in zip(together, paths, strict=True):
         held.keep(path, len(tree))
     for seen, wanted in zip(target.forward([after] * 3, together, Want()), alone, strict=True):
-        # Other sums in one product of more rows: to the last bits in float32, exact with exact rows.
+        # A product of more rows sums otherwise: to the last bits here, not at all with exact rows.
         torch.testing.assert_close(seen.logits, wanted, atol=2e-4, rtol=1e-5)
 
 
