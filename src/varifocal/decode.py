@@ -73,6 +73,8 @@ class Generation:
         with_looks: bool = False,
         reading: Reading | None = None,
     ) -> None:
+        if not isinstance(request, Request):
+            raise BadRequest(f"wanted a Request, as varifocal.ask makes it, got {request!r}")
         self.target, self.drafter, self.request = target, drafter, request
         _check_logprobs(request, target)
         self._reading = reading or Reading(target, drafter, request)

@@ -168,7 +168,8 @@ def _wrap(value: int) -> int:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)  # type: ignore[arg-type]  # it is one
 
 
 def _is_whole(value: object) -> bool:

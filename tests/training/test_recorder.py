@@ -311,7 +311,7 @@ def test_two_recordings_do_not_write_into_one_folder_and_a_kill_lets_go(tmp_path
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         try:
             assert other.stdout.readline() == "held\n"
-            with pytest.raises(BadArtifact, match="another record is writing into"):
+            with pytest.raises(BadArtifact, match="another record or train is writing into"):
                 run(1, out)
             assert [p.name for p in out.iterdir()] == [".lock"]
         finally:

@@ -104,6 +104,20 @@ def test_a_run_that_was_stopped_anywhere_and_resumed_equals_one_never_stopped(
     assert logs[0] == logs[1]
 
 
+def test_two_trainings_do_not_write_into_one_folder(data, tmp_path):
+    refused = []
+
+    def train_beside() -> bool:
+        with pytest.raises(BadArtifact, match="another record or train is writing into") as error:
+            run(drafter(), data, tmp_path / "out", config(), resume=True)
+        refused.append(error)
+        return True
+
+    with pytest.raises(Stopped):
+        run(drafter(), data, tmp_path / "out", config(), should_stop=train_beside)
+    assert refused
+
+
 def test_stopping_loses_no_update(data, tmp_path):
     with pytest.raises(Stopped, match="after update 3 of 10"):
         run(drafter(), data, tmp_path / "out", config(checkpoint_seconds=1e9),

@@ -132,8 +132,10 @@ class _Ids:
         """Asked for by what must know to which vocabulary a drafter belongs."""
         raise BadOption(
             "a trained drafter, and a measured cost, belong to a model and its tokenizer; give "
-            "tokenizer= (the model's tokenizer or processor)"
+            "tokenizer= (the model's tokenizer or processor) to Speculative or varifocal.generate"
         )
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        raise BadOption("text needs the model's tokenizer; give tokenizer=")
+        raise BadOption(
+            "text needs the model's tokenizer; give tokenizer= to Speculative or varifocal.generate"
+        )

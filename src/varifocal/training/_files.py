@@ -9,7 +9,7 @@ from varifocal.errors import BadArtifact
 
 try:
     import fcntl
-except ImportError:  # Windows, where nothing keeps two recordings apart
+except ImportError:  # Windows, where nothing keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
@@ -17,9 +17,9 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other recordings out of a folder; the system lets go of it even after a kill.
+    """Keep other recordings and trainings out of a folder; a kill lets go of it too.
 
-    The file stays: were it deleted, a third recording could lock a new one beside the second's.
+    The file stays: were it deleted, a third run could lock a new one beside the second's.
     """
     with ExitStack() as stack:
         try:
@@ -28,7 +28,8 @@ def locked(folder: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadArtifact(
-                f"another record is writing into {folder}; wait for it or choose another folder"
+                f"another record or train is writing into {folder}; wait for it or choose another "
+                "folder"
             ) from None
         except OSError:  # a folder only to be read, or a network disk without locks
             pass

@@ -20,6 +20,7 @@ from torch import nn
 from varifocal.errors import BadArtifact, BadOption, VarifocalError
 from varifocal.training._checkpoint import STATE, Log, load_state, save_state
 from varifocal.training._evaluation import Scores, ShouldStop, Stopped, heed, mean, never, tau_of
+from varifocal.training._files import locked
 from varifocal.training._recipe import TrainConfig, optimizers_of
 from varifocal.training.artifacts import Artifact, Subset
 from varifocal.training.losses import Losses
@@ -101,7 +102,7 @@ def train(
     run.begin(resume)
     log = Log(out, run.step)
     try:
-        with _frozen(frozen), _bar(num_steps, run.step, quiet) as advance:
+        with locked(out), _frozen(frozen), _bar(num_steps, run.step, quiet) as advance:
             _loop(run, log, advance, valid, evaluate, export, should_stop)
     except Stopped:
         run.save()
