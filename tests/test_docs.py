@@ -55,6 +55,13 @@ def commands(page: Path) -> list[str]:
     return lines
 
 
+def test_the_code_of_the_page_on_batches_runs(workplace):
+    code = blocks(DOCS / "batches.md", "python")
+    assert code
+    for block in code:
+        exec(block, {})
+
+
 def test_the_commands_of_the_page_run_in_order(workplace):
     page = DOCS / "your-checkpoint.md"
     names = re.findall(r"`(\S+\.jsonl)`:\n\n```json", page.read_text("utf-8"))
