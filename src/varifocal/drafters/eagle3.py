@@ -7,22 +7,20 @@ picture's slot is its placeholder, and what the drafter knows of it is in the fu
 out: multi-axis positions; slots are counted one by one.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from varifocal.drafter import Drafter
 from varifocal.drafters._blocks import Rotation, norm, split_heads
 from varifocal.drafters._growth import Scored
+from varifocal.drafters._learned import LearnedDrafter
 from varifocal.drafters._recurrence import Recurrence, begin, draft, note, read
 from varifocal.drafters._unroll import Chain, Judged, Teacher, collate, gather, nothing, unroll
 from varifocal.errors import BadArtifact, BadOption
-from varifocal.fast import prepack
 from varifocal.plan import Budget
 from varifocal.target import Forward, Prompt, Target, Want
 from varifocal.training._taps import checked_taps, three_taps
@@ -104,7 +102,7 @@ class Eagle3Network(nn.Module):
         return torch.cat([token, state], -1)
 
 
-class Eagle3Drafter(Drafter[Recurrence]):
+class Eagle3Drafter(LearnedDrafter[Recurrence]):
     """One block on three layers of the target, a tree, and a head of its own."""
 
     name: ClassVar[str] = "eagle3"
@@ -112,7 +110,7 @@ class Eagle3Drafter(Drafter[Recurrence]):
     needs: ClassVar[str] = "weights trained for the target, on artifacts with taps"
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(Drafter.Config):
+    class Config(LearnedDrafter.Config):
         """Sizes, tree and objective."""
 
         ARCHITECTURE: ClassVar[frozenset[str]] = frozenset(
@@ -147,11 +145,10 @@ class Eagle3Drafter(Drafter[Recurrence]):
                 )
 
     config: Config
+    network: Eagle3Network
 
     def __init__(self, target: Target, config: Config) -> None:
         super().__init__(target, config)
-        if target.hidden_size % config.heads:
-            raise BadOption(f"heads={config.heads} does not divide {target.hidden_size}")
         taps = checked_taps(config.taps or three_taps(target.num_layers), target.num_layers)
         self.want = Want(layers=taps)
         # Until the answers of a recording are known, any tokens do.
@@ -161,19 +158,10 @@ class Eagle3Drafter(Drafter[Recurrence]):
         if not self.network.is_reduced:
             self._banned[sorted(target.banned_ids)] = float("-inf")
 
-    @classmethod
-    def load(cls, target: Target, options: Mapping[str, Any]) -> Self:
-        """With the weights shipped for this target."""
-        from varifocal.drafters._weights import load_shipped
-
-        return cast(Self, load_shipped(cls.name, target, options))
-
     def prepare(self) -> None:
         """The target's precision, and the map of the vocabulary checked. Raises BadArtifact."""
         self._check_vocabulary()
-        self.network.to(self.target.dtype).eval()
-        if self.target.device.type == "cpu":
-            prepack(self.network)
+        super().prepare()
 
     @property
     def vocabulary(self) -> Int64[Tensor, " v"] | None:
@@ -211,14 +199,6 @@ class Eagle3Drafter(Drafter[Recurrence]):
         """Log-probabilities of the next token for each state, over the own vocabulary."""
         logits = self.network.lm_head(self.network.out_norm(states)).float() + self._banned
         return logits.log_softmax(-1), None
-
-    def _embed(self, tokens: list[int]) -> Float[Tensor, "n D"]:
-        return self.target.embed(torch.tensor(tokens, device=self.target.device))
-
-    @property
-    def memory_bytes(self) -> int:
-        """Weights of the network."""
-        return sum(p.numel() * p.element_size() for p in self.network.parameters())
 
     # -- training ------------------------------------------------------------------------------
 

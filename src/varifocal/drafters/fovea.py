@@ -6,23 +6,21 @@ frozen LM head sees. Recurrence and cache get h_n, so no entry ever changes. PAP
 the paper leaves a choice open and what was chosen.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from varifocal.drafter import Drafter
 from varifocal.drafters._blocks import Block, DraftCache, norm
 from varifocal.drafters._fovea_loss import fovea_loss
 from varifocal.drafters._growth import Scored
+from varifocal.drafters._learned import TargetHeadDrafter
 from varifocal.drafters._recurrence import draft, note, read
 from varifocal.drafters._visual import Memory, VisualCorrection
 from varifocal.errors import BadOption
-from varifocal.fast import prepack
 from varifocal.images import load_image
 from varifocal.plan import Budget
 from varifocal.request import ask
@@ -66,7 +64,7 @@ class FoveaState:
     top: Float[Tensor, "1 D"] | None = field(default=None, repr=False)  # the root's state
 
 
-class FoveaDrafter(Drafter[FoveaState]):
+class FoveaDrafter(TargetHeadDrafter[FoveaState]):
     """Draft blocks on target features, a tree, and a visual correction of each scoring state."""
 
     name: ClassVar[str] = "fovea"
@@ -75,7 +73,7 @@ class FoveaDrafter(Drafter[FoveaState]):
     want = Want(final=True, embeddings=True)
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(Drafter.Config):
+    class Config(TargetHeadDrafter.Config):
         """Sizes, retrieval, tree and objective; every ablation of the paper is a field."""
 
         ARCHITECTURE: ClassVar[frozenset[str]] = frozenset(
@@ -125,32 +123,12 @@ class FoveaDrafter(Drafter[FoveaState]):
                 )
 
     config: Config
+    network: FoveaNetwork
 
     def __init__(self, target: Target, config: Config, network: FoveaNetwork | None = None) -> None:
         super().__init__(target, config)
-        if target.hidden_size % config.heads:
-            raise BadOption(f"heads={config.heads} does not divide {target.hidden_size}")
         self.network = network or FoveaNetwork(target.hidden_size, config)
         self.network.to(target.device)
-        banned = torch.zeros(target.vocab_size, device=target.device)
-        banned[sorted(target.banned_ids)] = float("-inf")
-        self._banned = banned
-        self._readout: nn.Module = target.readout
-
-    @classmethod
-    def load(cls, target: Target, options: Mapping[str, Any]) -> Self:
-        """With the weights shipped for this target."""
-        from varifocal.drafters._weights import load_shipped
-
-        return cast(Self, load_shipped(cls.name, target, options))
-
-    def prepare(self) -> None:
-        """The target's precision; on a CPU the layout in which oneDNN multiplies."""
-        self.network.to(self.target.dtype).eval()
-        if self.target.device.type == "cpu":
-            prepack(self.network)
-            self._readout = nn.Sequential(self.target.readout)
-            prepack(self._readout)  # a packed copy of the head, for this drafter alone
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -195,8 +173,7 @@ class FoveaDrafter(Drafter[FoveaState]):
         evidence: Evidence | None = None
         if self.config.correction != "none" and depth <= self.config.max_correction_depth:
             h, evidence = self.network.visual(h, depth, memory)
-        logits = self._readout(h.to(self.target.dtype)).float() + self._banned
-        return logits.log_softmax(-1), evidence
+        return self._log_probs(h), evidence
 
     @cached_property
     def _foreign_picture(self) -> Float[Tensor, "M D"]:
@@ -206,17 +183,9 @@ class FoveaDrafter(Drafter[FoveaState]):
         assert seen.embeddings is not None
         return seen.embeddings[prompt.is_image]
 
-    def _embed(self, tokens: list[int]) -> Float[Tensor, "n D"]:
-        return self.target.embed(torch.tensor(tokens, device=self.target.device))
-
     @property
     def _dtype(self) -> torch.dtype:
         return self.network.join.weight.dtype
-
-    @property
-    def memory_bytes(self) -> int:
-        """Weights of the network."""
-        return sum(p.numel() * p.element_size() for p in self.network.parameters())
 
     # -- training ------------------------------------------------------------------------------
 

@@ -6,22 +6,20 @@ the target's own attention. It differs from FOVEA's network by the absence of th
 alone. Left out: noise on the features; the unroll meets the draft's own errors instead.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from varifocal.drafter import Drafter
 from varifocal.drafters._blocks import Block, norm
 from varifocal.drafters._growth import Scored
+from varifocal.drafters._learned import TargetHeadDrafter
 from varifocal.drafters._recurrence import Recurrence, begin, draft, note, read
 from varifocal.drafters._unroll import Chain, Judged, Teacher, collate, gather, nothing, unroll
 from varifocal.errors import BadOption
-from varifocal.fast import prepack
 from varifocal.plan import Budget
 from varifocal.target import Forward, Prompt, Target, Want
 from varifocal.training.artifacts import Artifact
@@ -49,7 +47,7 @@ class TextOnlyNetwork(nn.Module):
         return self.join(torch.cat([self.feature_norm(feature), self.token_norm(token)], -1))  # type: ignore[no-any-return]
 
 
-class TextOnlyDrafter(Drafter[Recurrence]):
+class TextOnlyDrafter(TargetHeadDrafter[Recurrence]):
     """Draft blocks on target features and a tree; no picture, and the target's own head."""
 
     name: ClassVar[str] = "text_only"
@@ -58,7 +56,7 @@ class TextOnlyDrafter(Drafter[Recurrence]):
     want = Want(final=True)
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(Drafter.Config):
+    class Config(TargetHeadDrafter.Config):
         """Sizes, tree and objective. blocks=1, unroll=1 is the setting of [EAGLE-2]."""
 
         ARCHITECTURE: ClassVar[frozenset[str]] = frozenset({"blocks", "inner", "heads"})
@@ -85,30 +83,11 @@ class TextOnlyDrafter(Drafter[Recurrence]):
                 )
 
     config: Config
+    network: TextOnlyNetwork
 
     def __init__(self, target: Target, config: Config) -> None:
         super().__init__(target, config)
-        if target.hidden_size % config.heads:
-            raise BadOption(f"heads={config.heads} does not divide {target.hidden_size}")
         self.network = TextOnlyNetwork(target.hidden_size, config).to(target.device)
-        self._banned = torch.zeros(target.vocab_size, device=target.device)
-        self._banned[sorted(target.banned_ids)] = float("-inf")
-        self._readout: nn.Module = target.readout
-
-    @classmethod
-    def load(cls, target: Target, options: Mapping[str, Any]) -> Self:
-        """With the weights shipped for this target."""
-        from varifocal.drafters._weights import load_shipped
-
-        return cast(Self, load_shipped(cls.name, target, options))
-
-    def prepare(self) -> None:
-        """The target's precision; on a CPU the layout in which oneDNN multiplies."""
-        self.network.to(self.target.dtype).eval()
-        if self.target.device.type == "cpu":
-            prepack(self.network)
-            self._readout = nn.Sequential(self.target.readout)
-            prepack(self._readout)  # a packed copy of the head, for this drafter alone
 
     def start(self, prompt: Prompt, prefill: Forward, root: int) -> Recurrence:
         """Read the prompt's text."""
@@ -130,16 +109,7 @@ class TextOnlyDrafter(Drafter[Recurrence]):
 
     def _score(self, states: Float[Tensor, "n D"], depth: int) -> Scored:
         """Log-probabilities of the next token for each state."""
-        logits = self._readout(states.to(self.target.dtype)).float() + self._banned
-        return logits.log_softmax(-1), None
-
-    def _embed(self, tokens: list[int]) -> Float[Tensor, "n D"]:
-        return self.target.embed(torch.tensor(tokens, device=self.target.device))
-
-    @property
-    def memory_bytes(self) -> int:
-        """Weights of the network."""
-        return sum(p.numel() * p.element_size() for p in self.network.parameters())
+        return self._log_probs(states), None
 
     def loss(self, batch: list[Artifact], progress: float) -> Losses:
         """w_reg * smooth L1 of the states + w_cls * cross entropy of the laws. [EAGLE, Sec. 4]"""
