@@ -1,5 +1,6 @@
 import json
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -77,6 +78,27 @@ def test_the_parts_of_a_round_are_told_apart(target, monkeypatch):
     cost = measure(target, drafter, clock)
     assert cost.verify == pytest.approx([10.0 + n for n in range(1, 11)])
     assert (cost.start, cost.step, cost.other) == pytest.approx((5.0, 3.0, 0.5))
+
+
+def test_a_busy_machine_neither_spoils_the_figures_nor_has_them_remembered(
+    target, monkeypatch, tmp_path, caplog
+):
+    drafter, clock = timed(target, monkeypatch)
+    forward, seen = target.forward, Counter()
+
+    def disturbed(trees, caches, want):
+        size = len(trees[0])
+        seen[size] += 1
+        clock.now += 500 * (seen[size] % 3 > 0)  # a neighbour, two times out of three
+        return forward(trees, caches, want)
+
+    monkeypatch.setattr(target, "forward", disturbed)
+    cost = measure(target, drafter, clock)
+    assert cost.verify == pytest.approx([10.0 + n for n in range(1, 11)])
+    assert not cost.is_calm
+    monkeypatch.setattr("varifocal.cost.measure", lambda target, drafter: cost)
+    assert cost_model(target, drafter, cache_dir=tmp_path) == cost
+    assert "busy" in caplog.text and not list(tmp_path.rglob("*.json"))
 
 
 def test_a_drafter_may_measure_itself(target, monkeypatch):

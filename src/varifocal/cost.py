@@ -34,9 +34,10 @@ logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 41)  # rows of a forward that are measured, root included
 CONTEXT = 300  # tokens of text and picture before them
-_VERSION = 2
+_VERSION = 3
 _PATIENCE = 0.7  # seconds on the clock for the forwards, and again for the drafts
 _ROUNDS = (3, 9)  # repeats of everything: at least, at most
+_BUSY = 2.0  # a median that many times the fastest repeat: others had the processor
 
 
 @runtime_checkable
@@ -65,7 +66,13 @@ def cost_model(
         return known
     logger.info("measuring the cost of %s on %s", drafter.name, target.name)
     cost = measure(target, drafter)
-    _write(file, key, cost)
+    if cost.is_calm:
+        _write(file, key, cost)
+    else:  # kept, it would decide about drafting for good
+        logger.warning(
+            "the machine was busy while %s was measured: the times are used now and not stored",
+            drafter.name,
+        )
     return cost
 
 
@@ -94,7 +101,8 @@ def measure(target: HFTarget, drafter: Drafter[Any], clock: Clock | None = None)
     verify = interpolate(curve, drafter.config.max_nodes + 1)
     if start + step * max(drafter.config.depth - 1, 0) < 0.01 * verify[0]:
         start = step = 0.0  # below what can be measured
-    return CostModel(verify=verify, step=step, start=start, other=other)
+    calm = not trial.is_disturbed
+    return CostModel(verify=verify, step=step, start=start, other=other, is_calm=calm)
 
 
 def natural_clock(device: torch.device) -> Clock:
@@ -144,6 +152,7 @@ class _Trial:
     def __init__(self, target: HFTarget, drafter: Drafter[Any], clock: Clock) -> None:
         self.target, self.drafter = target, drafter
         self.clock = synchronised(clock, target.device)
+        self.is_disturbed = False  # repeats differed by more than a quiet machine makes them
         self._dice = torch.Generator().manual_seed(0)
         hidden = target.banned_ids | target.eos_ids
         self._words = torch.tensor([i for i in range(target.vocab_size) if i not in hidden])
@@ -164,7 +173,9 @@ class _Trial:
                 taken[n].append(self.clock() - begin)
             if turn + 1 >= _ROUNDS[0] and self.clock() > until:
                 break
-        return {n: median(times) for n, times in taken.items()}
+        self.is_disturbed |= any(median(times) > _BUSY * min(times) for times in taken.values())
+        # Others can only make a forward slower, so the fastest is the truest.
+        return {n: min(times) for n, times in taken.items()}
 
     def drafts(self) -> tuple[float, float, float]:
         """Seconds of the first draft forward, of each further one, and of the rest of a round."""
@@ -178,7 +189,10 @@ class _Trial:
             taken += steps if turn else []  # the first is the warm-up
             if turn >= _ROUNDS[0] and self.clock() > until:
                 break
-        by_depth = [median(s.draft for s in taken if s.depth == d) for d in depths]
+        drafts = [[s.draft for s in taken if s.depth == d] for d in depths]
+        by_depth = [min(times) for times in drafts]
+        if depths[0]:  # without drafts there is nothing but the noise of the clock
+            self.is_disturbed |= any(median(times) > _BUSY * min(times) for times in drafts)
         other = median(s.other for s in taken)
         if len(depths) == 1:
             return 0.0, 0.0, other

@@ -19,6 +19,7 @@ class CostModel:
     step: float  # one draft forward over a level of the tree
     start: float  # the round's first draft forward, over the tokens accepted before
     other: float  # acceptance, cache, delivery
+    is_calm: bool = True  # repeats agreed when it was measured; else it is not worth remembering
 
     @property
     def plain(self) -> float:
