@@ -76,7 +76,7 @@ def decoded_states(drafter, one: Recorded, steps: int) -> list[torch.Tensor]:
     for step in range(steps):
         x = network.enter(states[-1][None], target.embed(torch.tensor([one.answer[1 + step]])))
         place = len(one.prompt.tokens) + step
-        turn = rotation_at(place, network.hidden // network.heads, x.dtype, x.device)
+        turn = rotation_at(place, network.shape, x.dtype, x.device)
         sees = torch.ones(1, 1 + step, dtype=torch.bool)
         states.append(run_blocks(network, x, turn, state.cache, sees)[0])
         state.cache.advance(1)

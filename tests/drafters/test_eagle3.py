@@ -101,7 +101,7 @@ def test_states_and_law_equal_a_naive_reference(target, one):
             e = table[following[:n]]
             entered = [normed(e, block.token_norm), normed(h, block.state_norm)]
             made = torch.cat(entered, -1) @ block.qkv.weight.double().T
-            read = attended(*made.chunk(3, -1), network.heads, torch.arange(n))
+            read = attended(*made.chunk(3, -1), network.shape.heads, torch.arange(n))
             x = h + read @ block.out.weight.double().T
             gate, up = (normed(x, block.inner_norm) @ block.gate_up.weight.double().T).chunk(2, -1)
             x = x + (gate * gate.sigmoid() * up) @ block.down.weight.double().T

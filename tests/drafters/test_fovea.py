@@ -92,7 +92,7 @@ def test_training_meets_the_states_of_decoding(target, recorded, prefix):
         for step in range(4):
             chain.advance(step)
             x = drafter.network.enter(h, target.embed(torch.tensor([answer[1 + step]])))
-            place = rotation_at(len(prompt.tokens) + step, 16, x.dtype, x.device)
+            place = rotation_at(len(prompt.tokens) + step, drafter.network.shape, x.dtype, x.device)
             sees = torch.ones(1, 1 + step, dtype=torch.bool)
             h = run_blocks(drafter.network, x, place, state.cache, sees)
             state.cache.advance(1)

@@ -68,7 +68,7 @@ def test_states_equal_a_naive_reference(target, one):
         x = torch.cat(entered, -1) @ network.join.weight.double().T
         for block in network.blocks:
             q, k, v = (normed(x, block.attention_norm) @ block.qkv.weight.double().T).chunk(3, -1)
-            read = attended(q, k, v, network.heads, torch.tensor(kept))
+            read = attended(q, k, v, network.shape.heads, torch.tensor(kept))
             x = x + read @ block.out.weight.double().T
             gate, up = (normed(x, block.inner_norm) @ block.gate_up.weight.double().T).chunk(2, -1)
             x = x + (gate * gate.sigmoid() * up) @ block.down.weight.double().T

@@ -2,8 +2,8 @@
 
 Slot i pairs the feature of token i with the embedding of token i + 1; its output stands for the
 state of token i + 1. A network has `enter` (feature, embedding -> input of the first block),
-`blocks`, `norm` (output of the last block -> the state that is scored and fed back), `hidden` and
-`heads`. [EAGLE-2]
+`blocks`, `norm` (output of the last block -> the state that is scored and fed back) and the blocks'
+`shape`. [EAGLE-2]
 """
 
 from collections.abc import Callable
@@ -71,10 +71,14 @@ def read(network: Any, state: Reader) -> None:
     if not len(state.positions):
         return
     kind = next(network.parameters()).dtype
-    x = network.enter(state.features.to(kind), state.tokens.to(kind))
+    absorb(network, state, network.enter(state.features.to(kind), state.tokens.to(kind)))
+
+
+def absorb(network: Any, state: Reader, x: Float[Tensor, "m X"]) -> None:
+    """Run the pending slots, whose inputs of the first block are `x`, and forget them."""
     n = len(x)
     sees = torch.ones(n, n, dtype=torch.bool, device=x.device).tril() if n > 1 else None
-    turn = rotation(state.positions, network.hidden // network.heads, x.dtype)
+    turn = rotation(state.positions, network.shape, x.dtype)
     state.top = run_blocks(network, x, turn, state.cache, sees)[-1:]
     state.cache.advance(n, stable=True)
     state.features, state.tokens = state.features[:0], state.tokens[:0]
@@ -108,7 +112,7 @@ def draft(
         tokens = frontier.tokens if ids is None else ids[frontier.tokens]
         x = network.enter(parents, target.embed(tokens).to(parents.dtype))
         place = state.next_position - 1 + frontier.depth
-        turn = rotation_at(place, network.hidden // network.heads, x.dtype, x.device)
+        turn = rotation_at(place, network.shape, x.dtype, x.device)
         above = run_blocks(network, x, turn, state.cache, frontier.sees)
         state.cache.advance(len(x))
         return score(above, frontier.depth)

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from varifocal.drafters._blocks import rotation
+from varifocal.drafters._blocks import rotation, shared_heads
 from varifocal.training.artifacts import Artifact
 from varifocal.training.losses import Losses
 
@@ -189,16 +189,19 @@ class Chain:
     `h` are the states after the last block and norm, `first` those after block 1.
     """
 
-    def __init__(self, network: Any, slots: Unrolled) -> None:
+    def __init__(self, network: Any, slots: Unrolled, x: Tensor | None = None) -> None:
+        """`x` [B, S, X] are the first block's inputs, if `network.enter` does not make them."""
         self.network, self.slots = network, slots
         self.stable: list[tuple[Tensor, Tensor]] = []  # per block: keys, values of the true slots
         self.drafted: list[list[tuple[Tensor, Tensor]]] = [[] for _ in network.blocks]
-        x = network.enter(slots.features, slots.embeddings)
+        if x is None:
+            x = network.enter(slots.features, slots.embeddings)
         size = x.shape[1]
         causal = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()
-        turn = rotation(slots.positions, network.hidden // network.heads, x.dtype)
+        turn = rotation(slots.positions, network.shape, x.dtype)
         for number, block in enumerate(network.blocks):
             q, k, v = block.project(x, turn)
+            k, v = (shared_heads(y, q.shape[-3]) for y in (k, v))
             self.stable.append((k, v))
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             weights = scores.masked_fill(~causal, float("-inf")).float().softmax(-1)
@@ -214,9 +217,10 @@ class Chain:
         slots, network = self.slots, self.network
         x = network.enter(self.h, gather(slots.embeddings, slots.bases + 1 + step))
         positions = gather(slots.positions, slots.bases) + 1 + step
-        turn = rotation(positions, network.hidden // network.heads, x.dtype)
+        turn = rotation(positions, network.shape, x.dtype)
         for number, block in enumerate(network.blocks):
             q, k, v = block.project(x, turn)
+            k, v = (shared_heads(y, q.shape[-3]) for y in (k, v))
             self.drafted[number].append((k, v))
             x = block.finish(x, self._attend(number, q))
             if number == 0:

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from varifocal.drafters._blocks import norm
 from varifocal.fast import packed_matrix
 from varifocal.tree import Evidence
 
@@ -43,10 +42,11 @@ class VisualCorrection(nn.Module):
         super().__init__()
         self.settings = settings
         width = settings.memory_width
-        self.state_norm = norm(hidden)
+        shape = settings.shape(hidden)
+        self.state_norm = shape.norm()
         self.query = nn.Linear(hidden, width, bias=False)
         self.depth = nn.Embedding(max(settings.depth, 1), hidden)
-        self.memory_norm = norm(hidden)
+        self.memory_norm = shape.norm()
         self.memory_keys = nn.Linear(hidden, width, bias=False)
         self.memory_values = nn.Linear(hidden, width, bias=False)
         # One product for the correction's first layer and the gate.

@@ -13,9 +13,8 @@ from typing import ClassVar, Literal
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from varifocal.drafters._blocks import Rotation, norm, split_heads
+from varifocal.drafters._blocks import Block, BlockShape, Rotation
 from varifocal.drafters._growth import Scored
 from varifocal.drafters._learned import LearnedDrafter
 from varifocal.drafters._recurrence import Recurrence, begin, draft, note, read
@@ -30,37 +29,27 @@ from varifocal.tree import DraftTree
 from varifocal.verify import Verification
 
 
-class Eagle3Block(nn.Module):
+class Eagle3Block(Block):
     """Attention that reads [norm(embedding); norm(state)], around the state alone; then SwiGLU."""
 
-    def __init__(self, hidden: int, heads: int, inner: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.token_norm = norm(hidden)
-        self.state_norm = norm(hidden)
-        self.qkv = nn.Linear(2 * hidden, 3 * hidden, bias=False)
-        self.out = nn.Linear(hidden, hidden, bias=False)
-        self.inner_norm = norm(hidden)
-        self.gate_up = nn.Linear(hidden, 2 * inner, bias=False)
-        self.down = nn.Linear(inner, hidden, bias=False)
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__(shape, width=2 * shape.hidden, has_input_norm=False)
+        self.token_norm = shape.norm()
+        self.state_norm = shape.norm()
 
     def project(
         self, x: Float[Tensor, "*b n E"], rotation: Rotation
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each [*b, H, n, D / H]; x is [embedding; state]."""
+        """Queries, keys and values; x is [embedding; state]."""
         token, state = x.chunk(2, -1)
-        made = self.qkv(torch.cat([self.token_norm(token), self.state_norm(state)], -1))
-        return split_heads(made, self.heads, rotation)
+        normed = torch.cat([self.token_norm(token), self.state_norm(state)], -1)
+        return super().project(normed, rotation)
 
     def finish(
         self, x: Float[Tensor, "*b n E"], attended: Float[Tensor, "*b H n dh"]
     ) -> Float[Tensor, "*b n D"]:
         """The block's output from what its attention read."""
-        state = x.chunk(2, -1)[1]
-        state = state + self.out(attended.transpose(-2, -3).reshape(state.shape))
-        gate, up = self.gate_up(self.inner_norm(state)).chunk(2, -1)
-        grown: Tensor = state + self.down(F.silu(gate) * up)
-        return grown
+        return super().finish(x.chunk(2, -1)[1], attended)
 
 
 class Eagle3Network(nn.Module):
@@ -72,11 +61,11 @@ class Eagle3Network(nn.Module):
     def __init__(self, target: Target, settings: "Eagle3Drafter.Config", ids: Tensor) -> None:
         super().__init__()
         hidden = target.hidden_size
-        self.hidden, self.heads = hidden, settings.heads
+        self.shape = shape = settings.shape(hidden)
         self.fuse = nn.Linear(3 * hidden, hidden, bias=False)
-        self.blocks = nn.ModuleList([Eagle3Block(hidden, settings.heads, settings.inner)])
+        self.blocks = nn.ModuleList([Eagle3Block(shape)])
         self.norm = nn.Identity()  # what is fed back is not normed
-        self.out_norm = norm(hidden)
+        self.out_norm = shape.norm()
         self.lm_head = nn.Linear(hidden, len(ids), bias=False)
         self.is_reduced = len(ids) < target.vocab_size
         if self.is_reduced:
@@ -98,7 +87,7 @@ class Eagle3Network(nn.Module):
 
     def enter(self, feature: Float[Tensor, "*b F"], token: Float[Tensor, "*b D"]) -> Tensor:
         """The block's input: fused layers of the target (3 D wide), or the drafter's own state."""
-        state = self.fuse(feature) if feature.shape[-1] != self.hidden else feature
+        state = self.fuse(feature) if feature.shape[-1] != token.shape[-1] else feature
         return torch.cat([token, state], -1)
 
 
@@ -113,13 +102,11 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
     class Config(LearnedDrafter.Config):
         """Sizes, tree and objective."""
 
-        ARCHITECTURE: ClassVar[frozenset[str]] = frozenset(
-            {"inner", "heads", "taps", "draft_vocab", "prefix"}
-        )
+        ARCHITECTURE: ClassVar[frozenset[str]] = LearnedDrafter.Config.ARCHITECTURE | {
+            "taps", "draft_vocab", "prefix"
+        }  # fmt: skip
 
-        width: int = 6  # children per node, and nodes expanded per level
         inner: int = 1024  # feed-forward width of the block
-        heads: int = 4
         taps: tuple[int, ...] = ()  # three layers, counted from 1; () is low, middle and high
         draft_vocab: int = 32_000  # most frequent tokens of the answers; the target's own if fewer
         prefix: Literal["full", "text_only"] = "full"  # text_only: no slots of pictures
@@ -129,7 +116,7 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("width", "inner", "heads", "draft_vocab", "unroll"):
+            for name in ("draft_vocab", "unroll"):
                 if getattr(self, name) < 1:
                     raise BadOption(f"{name} must be at least 1, got {getattr(self, name)}")
             if self.draft_vocab < self.width:

@@ -12,9 +12,10 @@ from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
-from varifocal.drafters._blocks import Block, DraftCache, norm
+from varifocal.drafters._blocks import DraftCache
+from varifocal.drafters._eagle import JoinConfig, JoinNetwork
 from varifocal.drafters._fovea_loss import fovea_loss
 from varifocal.drafters._growth import Scored
 from varifocal.drafters._learned import TargetHeadDrafter
@@ -31,24 +32,12 @@ from varifocal.tree import DraftTree, Evidence
 from varifocal.verify import Verification
 
 
-class FoveaNetwork(nn.Module):
-    """Everything that is trained; the target's embeddings and head stay frozen outside."""
+class FoveaNetwork(JoinNetwork):
+    """Blocks on joined states and embeddings, and what corrects the states that are scored."""
 
     def __init__(self, hidden: int, settings: "FoveaDrafter.Config") -> None:
-        super().__init__()
-        self.hidden, self.heads = hidden, settings.heads
-        self.feature_norm = norm(hidden)
-        self.token_norm = norm(hidden)
-        self.join = nn.Linear(2 * hidden, hidden, bias=False)
-        self.blocks = nn.ModuleList(
-            Block(hidden, settings.heads, settings.inner) for _ in range(settings.blocks)
-        )
-        self.norm = norm(hidden, bias=True)
+        super().__init__(hidden, settings)
         self.visual = VisualCorrection(hidden, settings)
-
-    def enter(self, feature: Float[Tensor, "*b D"], token: Float[Tensor, "*b D"]) -> Tensor:
-        """The first block's input from a state and the embedding of the token after it."""
-        return self.join(torch.cat([self.feature_norm(feature), self.token_norm(token)], -1))  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -73,18 +62,13 @@ class FoveaDrafter(TargetHeadDrafter[FoveaState]):
     want = Want(final=True, embeddings=True)
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(TargetHeadDrafter.Config):
+    class Config(JoinConfig):
         """Sizes, retrieval, tree and objective; every ablation of the paper is a field."""
 
-        ARCHITECTURE: ClassVar[frozenset[str]] = frozenset(
-            {"blocks", "inner", "heads", "memory_width", "bottleneck", "correction", "prefix",
-             "depth_embedding", "gate"}
-        )  # fmt: skip
+        ARCHITECTURE: ClassVar[frozenset[str]] = JoinConfig.ARCHITECTURE | {
+            "memory_width", "bottleneck", "correction", "prefix", "depth_embedding", "gate"
+        }  # fmt: skip
 
-        width: int = 6  # K_c: children per node, and nodes expanded per level
-        blocks: int = 2
-        inner: int = 512  # feed-forward width of a block
-        heads: int = 4
         prefix: Literal["text_only", "full"] = "text_only"  # which slots the draft cache holds
         correction: Literal["visual", "none", "blind"] = "visual"  # blind: same size, no picture
         select: Literal["topk", "mass", "dense", "random", "static", "query_agnostic"] = "topk"
@@ -98,8 +82,6 @@ class FoveaDrafter(TargetHeadDrafter[FoveaState]):
         depth_embedding: bool = True
         gate: bool = True
         memory_from: str = ""  # a picture file to read instead of the request's own: a control
-        unroll: int = 6  # draft steps seen in training
-        max_bases: int = 64  # positions of a sample from which drafts are unrolled; 0 is all
         # The objective's coefficients. [FOVEA, Tab. 5]
         gamma_w: float = 1.0  # decay of the weight over draft steps
         lambda_hid: float = 1.0
@@ -113,7 +95,7 @@ class FoveaDrafter(TargetHeadDrafter[FoveaState]):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("width", "blocks", "inner", "heads", "top_k", "memory_width", "unroll"):
+            for name in ("top_k", "memory_width"):
                 if getattr(self, name) < 1:
                     raise BadOption(f"{name} must be at least 1, got {getattr(self, name)}")
             if not 0 < self.rho <= 1 or not 1 <= self.k_min <= self.k_max:
