@@ -218,6 +218,22 @@ def test_a_row_that_is_cancelled_keeps_what_it_delivered_and_touches_no_other(wh
             same(result, one.generate(request))
 
 
+@pytest.mark.parametrize("number", [-1, 2, 99])
+def test_a_number_that_no_request_has_is_refused(number):
+    batch = engine("plain").batch(mixed()[:2])
+    for act in (batch.cancel, batch.take):
+        with pytest.raises(LookupError, match=rf"no request {number}: 2 were added"):
+            act(number)
+
+
+def test_a_request_whose_result_was_taken_may_be_cancelled_late():
+    batch = engine("plain").batch([ask("a?", max_new_tokens=1)])
+    batch.step()
+    assert batch.take(0).token_ids
+    batch.cancel(0)  # a client that leaves too late
+    assert batch.is_idle
+
+
 # -- failures ----------------------------------------------------------------------------------
 
 

@@ -5,12 +5,14 @@ import shlex
 from itertools import chain
 from pathlib import Path
 
+import published
 import pytest
 from checkpoints import built
 from tiny import picture
 from typer.testing import CliRunner
 
 from varifocal.cli import app
+from varifocal.evaluation.importers import find_layout, layout_names
 from varifocal.sampling import Sampling
 from varifocal.targets import target_classes
 
@@ -19,6 +21,7 @@ FAMILIES = {"text": "text-llama"}  # tiny checkpoints whose name is not that of 
 # What the pages ask for, in sizes that a test has time for.
 TINY = {
     r"--max-new-tokens \d+": "--max-new-tokens 8",
+    r"--limit \d+": "--limit 1",
     r"--epochs \d+": "--steps 2 --set inner=32",
     r"--repeats \d+": "--repeats 1 --warm-up 0 --threads 1 --clock cpu",
     r"--drafters (\S+)": r"--drafters \1 --dtype float32",
@@ -90,6 +93,25 @@ def test_code_and_commands_of_the_settings_run(workplace):
         exec(compile(code, str(page), "exec"), {})
     for command in commands(page):
         run(command, built("llava_next"))
+
+
+def test_code_and_commands_of_the_page_on_suites_run(workplace):
+    page = DOCS / "suites.md"
+    (lines,) = blocks(page, "json")
+    assert lines.count("\n") == 5
+    Path("mine.jsonl").write_text(lines)
+    published.mmspec(Path("MMSpec"), 4)
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), {})
+    for command in [*commands(page), "varifocal suite check pictures.jsonl"]:
+        run(command, built("llava_next"))
+
+
+def test_every_layout_has_a_row_on_the_page_on_suites():
+    said = (DOCS / "suites.md").read_text("utf-8")
+    for name in layout_names():
+        assert f"\n| `{name}` | " in said
+        assert find_layout(name).title in said
 
 
 @pytest.mark.parametrize("family", target_classes())

@@ -1,12 +1,14 @@
 """Loading by name: what is chosen where nothing is said, and what is refused."""
 
+from inspect import unwrap
+
 import pytest
 import torch
 from tiny import picture, save_tiny
 
 from varifocal.drafters import drafter_names
-from varifocal.engine import find_device, find_dtype, load, parse_options
-from varifocal.errors import BadOption, UnsupportedTarget
+from varifocal.engine import Engine, find_device, find_dtype, load, parse_options
+from varifocal.errors import BadOption, BadRequest, UnsupportedTarget
 from varifocal.request import ask
 
 
@@ -45,6 +47,28 @@ def test_typed_options_become_what_the_drafter_wants():
     for pairs in ({"nodes": "many"}, {"ngram": "2.5"}, {"bogus": "1"}):
         with pytest.raises(BadOption, match=next(iter(pairs))):
             parse_options("lookup", pairs)
+
+
+def test_a_yes_or_no_is_no_number_of_a_drafter(folder):
+    assert parse_options("plain", {"fast": "true"}) == {"fast": True}
+    for pairs in ({"nodes": "true"}, {"ngram": "false"}):
+        with pytest.raises(BadOption, match=next(iter(pairs))):
+            parse_options("lookup", pairs)
+    for options in ({"nodes": True}, {"depth": False}):  # as from JSON or Python
+        with pytest.raises(BadOption, match=f"{next(iter(options))} is no yes or no"):
+            load(folder, "lookup", drafter_options=options, calibrate=False)
+
+
+@pytest.mark.parametrize("wrong", ["a text", b"bytes", {"prompt": "a text"}])
+def test_what_is_no_request_is_refused_by_name_and_not_taken_apart(folder, monkeypatch, wrong):
+    engine = load(folder, "plain", calibrate=False)
+    for name in ("generate", "batch", "answers"):  # as users have them: their types unchecked
+        monkeypatch.setattr(Engine, name, unwrap(getattr(Engine, name)))
+    for given in (engine.generate, engine.batch):
+        with pytest.raises(BadRequest, match=r"wanted a Request or a list of them, got .*ask"):
+            given(wrong)
+    with pytest.raises(BadRequest, match=r"wanted a Request, as varifocal\.ask makes it"):
+        engine.answers(wrong, 2)
 
 
 @pytest.mark.parametrize("name", drafter_names())

@@ -2,6 +2,7 @@
 
 import copy
 from functools import cache
+from inspect import unwrap
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from transformers import (
 
 import varifocal
 from varifocal.decode import generate as decode_request
-from varifocal.errors import BadOption
+from varifocal.errors import BadOption, BadRequest
 from varifocal.huggingface._run import NodeProcessor
 from varifocal.request import ask
 from varifocal.sampling import Sampling
@@ -190,6 +191,23 @@ def test_samples_of_one_prompt_have_seeds_that_count_up():
 def test_an_option_that_is_not_honoured_is_refused_by_name(option, value):
     with pytest.raises(BadOption, match=option):
         ours(tiny_inputs(), **{option: value})
+
+
+def test_names_options_and_seeds_are_checked_before_there_is_a_model():
+    with pytest.raises(BadOption, match=r"no drafter is called 'zz'; there are .*lookup"):
+        varifocal.Speculative("zz")
+    with pytest.raises(BadOption, match="lookup has no option dept"):
+        varifocal.Speculative("lookup", drafter_options={"dept": 1})
+    with pytest.raises(BadOption, match="cannot be imported"):
+        varifocal.Speculative("no.such.module")
+    with pytest.raises(BadOption, match=r"a hub id or a Drafter made for the model, got None"):
+        unwrap(varifocal.Speculative.__init__)(object.__new__(varifocal.Speculative), None)
+    for seed in (-1, 2**63, True):
+        with pytest.raises(BadRequest, match=r"seed must be a whole number in \[0, 2\*\*63\)"):
+            varifocal.Speculative(seed=seed)
+        with pytest.raises(BadRequest, match="seed must be"):
+            ours(tiny_inputs(), do_sample=True, seed=seed)
+    varifocal.Speculative("owner/name", seed=2**63 - 1)  # a hub id is read at the first call
 
 
 def test_an_unknown_option_is_refused():

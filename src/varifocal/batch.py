@@ -82,8 +82,10 @@ class Batch(Generic[A]):
     def cancel(self, number: int) -> None:
         """Decode no further round of it; its result has what was delivered. No effect at its end.
 
-        One that waits is still encoded, as its result counts the tokens of the prompt.
+        One that waits is still encoded, as its result counts the tokens of the prompt. Raises
+        LookupError for a number that `add` never gave.
         """
+        self._check_known(number)
         if number in self._waiting:
             try:
                 self._live[number] = self._begun(self._waiting.pop(number))
@@ -96,12 +98,20 @@ class Batch(Generic[A]):
 
     def take(self, number: int) -> GenerationResult:
         """The result of a request at its end, which is then forgotten; raises what it raised."""
+        self._check_known(number)
         if number not in self._done:
             raise LookupError(f"request {number} is not at its end, or its result was taken")
         outcome = self._done.pop(number)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    def _check_known(self, number: int) -> None:
+        if number not in range(self._num_asked):
+            raise LookupError(
+                f"there is no request {number!r}: {self._num_asked} were added, numbered from 0; "
+                "give a number that add returned"
+            )
 
     def __iter__(self) -> Iterator[tuple[int, Round]]:
         """All rounds to come. Raises BatchFailed at the end, if requests failed."""

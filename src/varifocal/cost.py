@@ -48,6 +48,15 @@ class Measured(Protocol):
         """Seconds of (the round's first draft forward, each further one)."""
 
 
+@runtime_checkable
+class Composed(Protocol):
+    """A drafter made of others, one of which drafts in a round."""
+
+    @property
+    def members(self) -> tuple[Drafter[Any], ...]:
+        """Of which each is measured by itself."""
+
+
 def cost_model(
     target: HFTarget,
     drafter: Drafter[Any],
@@ -60,6 +69,10 @@ def cost_model(
     Taken from the user's cache folder if it was measured before, else measured (some seconds on a
     small model) and stored. Times are process CPU time on one CPU thread, wall time otherwise.
     """
+    if isinstance(drafter, Composed):
+        return _composed(
+            [cost_model(target, m, refresh=refresh, cache_dir=cache_dir) for m in drafter.members]
+        )
     key = _key(target, drafter)
     file = (cache_dir or cache_folder()) / "cost" / f"{_digest(key)}.json"
     if not refresh and (known := _read(file, key)) is not None:
@@ -74,6 +87,17 @@ def cost_model(
             drafter.name,
         )
     return cost
+
+
+def _composed(members: Sequence[CostModel]) -> CostModel:
+    """Of a round in which one of them drafts: at best, the cheapest."""
+    return CostModel(
+        verify=max((m.verify for m in members), key=len),
+        step=min(m.step for m in members),
+        start=min(m.start for m in members),
+        other=max(m.other for m in members),
+        members=tuple(members),
+    )
 
 
 def cache_folder() -> Path:

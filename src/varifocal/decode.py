@@ -15,7 +15,7 @@ from varifocal.drafter import Drafter
 from varifocal.errors import BadRequest
 from varifocal.plan import AutoPlanner, Budget, CostModel, FixedPlanner, Planner
 from varifocal.processors import Processor
-from varifocal.request import Request
+from varifocal.request import Request, check_n
 from varifocal.result import GenerationResult, Look, Round, TokenLogprob
 from varifocal.sampling import logprobs_of
 from varifocal.target import Forward, Prompt, Target, Want
@@ -110,6 +110,11 @@ class Generation:
         """Whether no round is to come."""
         return self._commit.finish_reason is not None or self._is_cancelled
 
+    @property
+    def drafter_state(self) -> object:
+        """What the drafter remembers of this request, to be looked at; None before the prefill."""
+        return self._state
+
     def cancel(self) -> None:
         """Decode no further round. What was delivered stays."""
         self._is_cancelled = True
@@ -145,6 +150,8 @@ class Generation:
         """A tree for a round in which so many requests share the forward."""
         begin = self._clock()
         budget = self._budget(self._cache.length, live)
+        if self._with_looks:
+            budget = replace(budget, looks=True)
         tree = self._draft(self._state, self._root, budget)
         drafted = self._clock()
         want = self.drafter.want if self._is_drafting else Want()
@@ -164,7 +171,7 @@ class Generation:
         delivery = self._commit.push(verdict.tokens, self._logprobs(seen, verdict.tokens))
         self._processor.append(verdict.tokens)
         num_drafted = len(tree) - 1
-        self._planner.learn(draft.budget, num_drafted, verdict.num_accepted)
+        self._planner.learn(draft.budget, num_drafted, verdict.num_accepted, tree.seconds)
         self._root = verdict.tokens[-1]
         decided = Round(
             tokens=delivery.tokens,
@@ -349,13 +356,6 @@ def answers(
         )
         for seed in seeds
     ]
-
-
-def check_n(n: int) -> int:
-    """The number of answers, if it is one."""
-    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-        raise BadRequest(f"n must be a count of answers from 1, got {n!r}")
-    return n
 
 
 def _check_logprobs(request: Request, target: Target) -> None:

@@ -53,24 +53,34 @@ class Drafter(ABC, Generic[S]):
 
     @staticmethod
     def from_pretrained(
-        folder_or_hub_id: str | Path, target: Any, *, tokenizer: Any = None, **options: Any
+        folder_or_hub_id: str | Path,
+        target: Any,
+        *,
+        tokenizer: Any = None,
+        check: bool | None = None,
+        family: str | None = None,
+        **options: Any,
     ) -> "Drafter[Any]":
         """A trained drafter from a folder, or from the hub ("owner/name").
 
         `target` is a `Target`, or a model of transformers, whose tokenizer or processor must then
         be given. `options` change how it drafts. Raises DrafterMismatch for another target, and
         BadArtifact for files that are missing, damaged or cannot be fetched.
+
+        Checkpoints in the layouts of their authors are read too, docs/published.md says which; of
+        these alone, `family` says which it is where its tensors leave that open, and `check=False`
+        loads it without trying whether it guesses what the target says.
         """
         # Imported here: what knows folders and models builds on this contract.
-        from varifocal.drafters._weights import folder_of, load_trained
+        from varifocal.drafters._published import load_folder
+        from varifocal.drafters._weights import folder_of
 
         if not isinstance(target, Target):
             from varifocal.huggingface._held import hold
 
             target = hold(target, tokenizer)
-        drafter = load_trained(folder_of(folder_or_hub_id), target, options)
-        drafter.prepare()
-        return drafter
+        folder = folder_of(folder_or_hub_id)
+        return load_folder(folder, target, options, check=check, family=family)
 
     def save_pretrained(self, folder: str | Path, **recipe: Any) -> None:
         """Write config.json, model.safetensors and a README.md, for `from_pretrained`.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints, overload
+from typing import Any, get_args, get_type_hints, overload
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +16,7 @@ from varifocal.decode import Clock, Generation, answers
 from varifocal.drafter import Drafter
 from varifocal.drafters import check_options, drafter_class, load_drafter
 from varifocal.drafters.plain import PlainDrafter
-from varifocal.errors import BadOption, UnsupportedTarget
+from varifocal.errors import BadOption, BadRequest, UnsupportedTarget
 from varifocal.plan import CostModel
 from varifocal.request import Request
 from varifocal.result import GenerationResult
@@ -82,6 +82,11 @@ class Engine:
         def begin(request: Request) -> Generation:
             return self.stream(request, clock=clock, with_looks=with_looks)
 
+        if isinstance(asked, str | bytes | Mapping) or not isinstance(asked, Iterable):
+            raise BadRequest(
+                f"wanted a Request or a list of them, got {asked!r:.80}; varifocal.ask makes one "
+                "of a text and pictures"
+            )
         return Batch(begin, asked, max_batch=max_batch)
 
     def answers(
@@ -92,6 +97,8 @@ class Engine:
         Answer i is exactly that of the same request with the seed `sampling.seed + i`. `batch`
         decodes them together.
         """
+        if not isinstance(request, Request):
+            raise BadRequest(f"wanted a Request, as varifocal.ask makes it, got {request!r:.80}")
         return answers(self.target, self.drafter, request, n, cost=self.cost, clock=clock)
 
     def plain(self) -> "Engine":
@@ -121,7 +128,7 @@ def load(
     if threads is not None:
         set_threads(threads)
     model = open_target(target, dtype=dtype, device=device, exact_rows=exact_rows)
-    name = default_drafter(model) if drafter in (None, "auto") else str(drafter)
+    name = default_drafter(model) if drafter is None else str(drafter)
     made = load_drafter(name, model, **dict(drafter_options or {}))
     if isinstance(made, PlainDrafter) and made.config.fast:  # type: ignore[attr-defined]
         from varifocal.fast import fast_target
@@ -203,9 +210,9 @@ def find_device(device: str | torch.device) -> torch.device:
 def parse_options(drafter: str | None, pairs: Mapping[str, str]) -> dict[str, Any]:
     """Drafter options that were typed, such as {"nodes": "40"}, as the drafter's Config wants them.
 
-    Options of a trained folder, whose class only its files know, are read as JSON.
+    Options of a trained folder or hub id, whose class only its files know, are read as JSON.
     """
-    if drafter is None or drafter == "auto" or Path(drafter).is_dir():
+    if drafter is None or "/" in drafter or Path(drafter).is_dir():
         return {key: _literal(text) for key, text in pairs.items()}
     cls = drafter_class(drafter)
     check_options(drafter, cls, dict(pairs))
@@ -216,6 +223,8 @@ def parse_options(drafter: str | None, pairs: Mapping[str, str]) -> dict[str, An
 def _typed(drafter: str, key: str, text: str, hint: Any) -> Any:
     adapter: TypeAdapter[Any] = TypeAdapter(hint)
     for candidate in (text, _literal(text)):  # pydantic reads numbers and yes/no from text
+        if isinstance(candidate, bool) and bool not in (hint, *get_args(hint)):
+            continue  # or pydantic would take it for 1 or 0
         try:
             return adapter.validate_python(candidate)
         except ValidationError:

@@ -119,6 +119,8 @@ def fast_target(target: HFTarget) -> HFTarget:
 def fast_drafter(drafter: Drafter[Any]) -> Packing:
     """Pack the networks of a drafter in place; the target's own are not touched."""
     report = Packing()
+    for member in getattr(drafter, "members", ()):  # of a drafter that is made of others
+        report += fast_drafter(member)
     for value in vars(drafter).values():
         if isinstance(value, nn.Module):
             report += prepack(value)

@@ -169,7 +169,8 @@ def _check_size(width: int, height: int, *, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise BadImage(
             f"wanted at most {max_pixels} pixels, got {width}x{height} = {width * height}. "
-            "Scale it down, or raise max_pixels if you trust the file."
+            "Scale it down: targets read far fewer, so nothing is lost. In Python, max_pixels= of "
+            "load_image and ask raises this limit for files that you trust."
         )
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise BadImage(

@@ -19,6 +19,7 @@ class CostModel:
     step: float  # one draft forward over a level of the tree
     start: float  # the round's first draft forward, over the tokens accepted before
     other: float  # acceptance, cache, delivery
+    members: tuple["CostModel", ...] = ()  # of a drafter that is made of others: what each costs
     is_calm: bool = True  # repeats agreed when it was measured; else it is not worth remembering
 
     @property
@@ -72,7 +73,11 @@ def _shared(cost: CostModel, live: int) -> CostModel:
         beyond = max(rows - len(known), 0)
         return known[min(rows, len(known)) - 1] + beyond * slope
 
-    return replace(cost, verify=tuple(seconds(live * (n + 1)) / live for n in range(len(known))))
+    return replace(
+        cost,
+        verify=tuple(seconds(live * (n + 1)) / live for n in range(len(known))),
+        members=tuple(member.shared(live) for member in cost.members),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +87,7 @@ class Budget:
     depth: int  # longest path below the root; 0 means: do not draft
     nodes: int  # drafted nodes, the root not counted
     cost: CostModel | None = None  # if given, a drafter stops where going on does not pay
+    looks: bool = False  # whether anyone asks where the drafter looked
     confidence: float = 0.8  # running acceptance of single drafted tokens, for unscored drafts
 
 
@@ -96,8 +102,13 @@ class Planner(ABC):
         """
 
     @abstractmethod
-    def learn(self, budget: Budget, num_drafted: int, num_accepted: int) -> None:
-        """Take note of a finished round."""
+    def learn(
+        self, budget: Budget, num_drafted: int, num_accepted: int, drafting: float | None = None
+    ) -> None:
+        """Take note of a finished round.
+
+        `drafting` are its seconds of drafting by the cost model, where the drafter told.
+        """
 
     @property
     def fallback(self) -> str | None:
@@ -115,7 +126,9 @@ class FixedPlanner(Planner):
         """The fixed budget, no deeper than the room."""
         return Budget(depth=min(self._depth, room), nodes=self._nodes)
 
-    def learn(self, budget: Budget, num_drafted: int, num_accepted: int) -> None:
+    def learn(
+        self, budget: Budget, num_drafted: int, num_accepted: int, drafting: float | None = None
+    ) -> None:
         """Nothing to learn."""
 
 
@@ -148,14 +161,17 @@ class AutoPlanner(Planner):
             confidence=self._confidence,
         )
 
-    def learn(self, budget: Budget, num_drafted: int, num_accepted: int) -> None:
+    def learn(
+        self, budget: Budget, num_drafted: int, num_accepted: int, drafting: float | None = None
+    ) -> None:
         """Rest when the recent drafted rounds were slower than plain ones would have been."""
         if budget.depth == 0 or num_drafted == 0:
             return
         cost, keep = budget.cost or self._cost, 0.85
-        steps = budget.depth - 1 if cost.step else 0
+        if drafting is None:
+            drafting = cost.start + (budget.depth - 1 if cost.step else 0) * cost.step
         size = min(num_drafted, len(cost.verify) - 1)
-        seconds = cost.start + steps * cost.step + cost.verify[size] + cost.other
+        seconds = drafting + cost.verify[size] + cost.other
         self._plain_seconds = keep * self._plain_seconds + (num_accepted + 1) * cost.plain
         self._seconds = keep * self._seconds + seconds
         tried = min(num_accepted + 1, num_drafted)

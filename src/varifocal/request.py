@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from PIL import Image
 
 from varifocal.errors import BadRequest
-from varifocal.images import load_image
+from varifocal.images import MAX_PIXELS, load_image
 from varifocal.sampling import Sampling
 
 Role = Literal["system", "user", "assistant"]
@@ -51,8 +51,9 @@ class Request:
             raise BadRequest("a message consists of texts and Pillow images (see load_image)")
         if not any(isinstance(part, str) and part.strip() for part in self.messages[-1].parts):
             raise BadRequest("the prompt is empty: the last message must contain some text")
-        if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
-            raise BadRequest(f"max_new_tokens must be a count from 1, got {self.max_new_tokens!r}")
+        limit = self.max_new_tokens
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise BadRequest(f"max_new_tokens must be a count from 1, got {limit!r}")
         if not all(isinstance(stop, str) and stop for stop in self.stop):
             raise BadRequest(f"stop texts must be texts and not empty, got {self.stop!r}")
         if self.logprobs is not None and (
@@ -84,16 +85,18 @@ def ask(
     sampling: Sampling | None = None,
     stop: str | Sequence[str] = (),
     logprobs: int | None = None,
+    max_pixels: int = MAX_PIXELS,
     id: str = "",
 ) -> Request:
     """A request with one user message: the pictures first, then the prompt.
 
-    Pictures are paths, bytes or Pillow images; all go through `load_image`.
+    Pictures are paths, bytes or Pillow images; all go through `load_image`, which refuses more than
+    `max_pixels` (width times height).
     """
     several = (
         images if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]
     )
-    pictures = [load_image(image) for image in several]
+    pictures = [load_image(image, max_pixels=max_pixels) for image in several]
     return Request(
         messages=(Message("user", (*pictures, prompt)),),
         max_new_tokens=max_new_tokens,
@@ -102,3 +105,10 @@ def ask(
         logprobs=logprobs,
         id=id,
     )
+
+
+def check_n(n: int) -> int:
+    """The number of answers, if it is one."""
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise BadRequest(f"n must be a count of answers from 1, got {n!r}")
+    return n

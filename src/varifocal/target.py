@@ -21,6 +21,7 @@ class Prompt:
     image_of: Int64[Tensor, " T"]  # the picture whose slot this is, -1 for text
     pixels: dict[str, Tensor]  # what the family's processor made of the pictures
     request: Request
+    is_given: bool = False  # the tokens came as they are: the request's messages say nothing
 
     @property
     def is_image(self) -> Bool[Tensor, " T"]:

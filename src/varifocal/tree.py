@@ -29,6 +29,7 @@ class DraftTree:
     parents: Int64[Tensor, " N"]  # parents[0] is -1
     scores: Float[Tensor, " N"] | None = None  # the drafter's probability that a node is reached
     evidence: Evidence | None = field(default=None, compare=False)
+    seconds: float | None = None  # of drafting it by the cost model, if its drafter knows better
 
     def __len__(self) -> int:
         return len(self.tokens)

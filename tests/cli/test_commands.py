@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,9 @@ from tiny import save_tiny
 import varifocal.decode
 from varifocal.cli._options import OutputOptions
 from varifocal.cli._output import Output
-from varifocal.errors import DrafterMismatch
+from varifocal.errors import BadOption, DrafterMismatch
 from varifocal.training import recorder
+from varifocal.training._files import make_folder
 from varifocal.tree import DraftTree
 from varifocal.verify import Verification, follow
 
@@ -226,6 +228,46 @@ def test_train_refuses_what_cannot_learn_and_what_is_missing(run, tmp_path):
     assert "varifocal record" in missing.stderr
     assert run("train", "--valid", "1").exit_code == 2
     assert "'given'" in run("record", "--answers", "given").stderr
+
+
+def test_train_and_record_refuse_an_out_that_is_no_folder(run, tiny_folder, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for command in (("record", "--target", tiny_folder), ("train", "--held-out", "none")):
+        for out in (file, file / "below"):
+            said = run(*command, "--out", out)
+            assert said.exit_code == 2
+            assert "a folder is wanted" in said.stderr and f"{file} is a file" in said.stderr
+            assert "Name a new folder" in said.stderr
+    assert file.read_text() == "mine"
+
+
+def test_an_out_that_cannot_be_made_is_named_with_the_way_out(tmp_path, monkeypatch):
+    def refused(path, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(BadOption, match=r"out cannot be made \(Permission denied\); name one in"):
+        make_folder(tmp_path / "out")
+
+
+def test_train_writes_no_drafter_among_the_artifacts_and_tells_of_no_scores_where_are_none(
+    run, tiny_folder, tmp_path
+):
+    artifacts = tmp_path / "artifacts"
+    recorded = run("record", "--target", tiny_folder, "--dtype", "float32", "--count", 2,
+                   "--answers", "reference", "--out", artifacts)  # fmt: skip
+    assert recorded.exit_code == 0, recorded.stderr
+    before = sorted(artifacts.iterdir())
+    common = ("train", "--artifacts", artifacts, "--steps", 1, "--batch", 2, "--held-out", "none",
+              "--valid", 0, "--set", "inner=32")  # fmt: skip
+    same = run(*common, "--out", tmp_path / "x" / ".." / "artifacts")
+    assert same.exit_code == 2
+    assert "holds a recording" in same.stderr and "choose another one" in same.stderr
+    assert sorted(artifacts.iterdir()) == before
+    done = run(*common, "--out", tmp_path / "drafter")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"fovea after 1 updates in {tmp_path / 'drafter'}"
 
 
 def test_bench_refuses_what_it_does_not_know_before_it_loads(run):

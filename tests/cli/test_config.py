@@ -5,13 +5,14 @@ import json
 import pytest
 
 from varifocal.cli import app
-from varifocal.cli._program import read_config
+from varifocal.cli._config import read_config
 from varifocal.errors import BadOption
 
 HINTS = {
     "sampling": {"temperature": float, "seed": int},
     "drafting": {"drafter": str, "set": list[str]},
     "output": {"stream": bool, "json": str | None},
+    "limits": {"stop": list[str], "max_new_tokens": int | None, "bias": list[str] | None},
 }
 
 
@@ -56,6 +57,69 @@ def test_override_wins_over_the_file(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("sampling: {seed: 3}")
     assert read_config(file, ["sampling.seed=4"], HINTS).defaults == {"seed": "4"}
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        ("limits.stop=is", ["is"]),
+        ("limits.stop=[is]", ["is"]),
+        ("limits.stop=[is, 'a, b', 7, yes, 007]", ["is", "a, b", "7", "yes", "007"]),
+        ("limits.stop='[is]'", ["[is]"]),
+        ("limits.stop=7", ["7"]),
+        ("limits.stop=Question: ", ["Question: "]),
+        ("limits.bias={42: -5, 7: 1.5}", ["42=-5", "7=1.5"]),
+        ("limits.bias.42=-5", ["42=-5"]),
+        ("bias=[42=-5]", ["42=-5"]),
+        ("set={nodes: 4, sizes: [1, 2]}", ["nodes=4", "sizes=[1, 2]"]),
+        ("set.sizes=[1, 2]", ["sizes=[1, 2]"]),
+        ("drafting.drafter=7", "7"),
+        ("drafting.drafter=yes", "yes"),
+        ("drafting.drafter=0x10", "0x10"),
+        ("drafting.drafter='plain'", "plain"),
+        ('drafting.drafter="What?" he asked', '"What?" he asked'),
+        ("drafting.drafter=[INST] what", "[INST] what"),
+        ("drafting.drafter=what is # this: yes", "what is # this: yes"),
+        ("seed=7", "7"),
+        ("stream=no", False),
+    ],
+)
+def test_an_override_is_read_as_the_options_own_type_reads_it(override, read):
+    (found,) = read_config(None, [override], HINTS).defaults.values()
+    assert found == read
+
+
+def test_an_override_says_what_the_same_yaml_says(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("limits: {stop: [is, was], bias: {42: -5}}\nset: {nodes: 4, deep: true}\n")
+    typed = ["limits.stop=[is, was]", "limits.bias={42: -5}", "set={nodes: 4, deep: true}"]
+    assert read_config(None, typed, HINTS).defaults == read_config(file, [], HINTS).defaults
+    other = ["limits.stop=[on]", "limits.bias=[7=1]", "set=[nodes=9]"]
+    found = read_config(file, other, HINTS).defaults
+    assert found == {"stop": ["on"], "bias": ["7=1"], "set": ["nodes=9"]}
+    assert "stop" not in read_config(file, ["limits.stop=null"], HINTS).defaults
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("limits.stop=[is", "limits.stop=.* is not YAML"),
+        ("seed=[1]", "seed is"),
+        ("seed=", "seed is ''"),
+        ("seed.low=1", "seed is"),
+    ],
+)
+def test_an_override_that_cannot_be_read_is_refused_by_name(override, named):
+    with pytest.raises(BadOption, match=named):
+        read_config(None, [override], HINTS)
+
+
+@pytest.mark.parametrize("text", ["seed: true", "max_new_tokens: yes", "temperature: false"])
+def test_a_yes_or_no_is_no_number(tmp_path, text):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(BadOption, match=rf"{text.split(':')[0]} is (true|false).*wants a number"):
+        read_config(file, [], HINTS)
 
 
 def test_missing_file_and_a_word_that_is_no_override_are_refused():

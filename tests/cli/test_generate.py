@@ -265,6 +265,31 @@ def test_settings_come_from_a_configuration_file_too(ask, tmp_path):
     assert len(read["answers"]) == 1
 
 
+def test_settings_come_from_overrides_too(ask):
+    options = ("--prompt", "x", *PLAIN, "--json", "-")
+    typed = json.loads(ask(*options, *ALL_SETTINGS).stdout)
+    given = (
+        *("sampling.min_p=0.01", "sampling.repetition_penalty=1.3"),
+        *("sampling.presence-penalty=0.5", "sampling.frequency_penalty=0.5"),
+        *("sampling.logit_bias={70: 2, 71: -3}", "sampling.bad_word=[the]"),
+        "sampling.min_new_tokens=3",
+    )
+    read = ask(*options, *given)
+    assert read.exit_code == 0, read.stderr
+    assert json.loads(read.stdout)["token_ids"] == typed["token_ids"]
+
+
+@pytest.mark.parametrize(
+    "text", ["answers: {n: true}", "answers: {logprobs: yes}", "limits: {max_new_tokens: true}"]
+)
+def test_a_yes_or_no_in_a_numbers_place_is_refused_by_name(run, tmp_path, text):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    result = run("generate", "--prompt", "x", "--config", file)
+    assert result.exit_code == 2
+    assert f"{text.split('{')[1].split(':')[0]} is true, a yes or no" in result.stderr
+
+
 def test_several_answers_are_those_of_the_following_seeds(ask):
     options = ("--prompt", "x", "--temperature", "1.0", *PLAIN, "--json", "-")
     made = json.loads(ask(*options, "--seed", 4, "--n", 3).stdout)

@@ -14,8 +14,10 @@ from varifocal.sampling import Sampling
     [
         ({"prompt": " "}, "prompt is empty"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": True}, "max_new_tokens must be a count from 1, got True"),
         ({"stop": [""]}, "stop"),
         ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs must be .* got True"),
         ({"max_new_tokens": 4, "sampling": Sampling(min_new_tokens=5)}, "min_new_tokens is 5"),
     ],
 )
@@ -57,6 +59,14 @@ def test_pillow_images_are_shown_as_the_loader_shows_files(tmp_path):
     exif[0x0112] = 6  # a quarter turn
     tiny.picture().save(path, exif=exif)
     assert ask("x", [Image.open(path)]).images[0].size == (96, 192)
+
+
+def test_a_picture_beyond_the_limit_is_taken_where_the_caller_raises_it_and_the_error_says_so():
+    large = Image.new("1", (8200, 8000))
+    with pytest.raises(BadImage, match=r"Scale it down.*max_pixels= of load_image and ask"):
+        ask("x", large)
+    (image,) = ask("x", large, max_pixels=66_000_000).images
+    assert image.size == (8200, 8000)
 
 
 def test_seeds_are_whole_numbers():

@@ -106,12 +106,14 @@ def test_another_tokenizer_is_named(folder, monkeypatch):
     ("want", "named"),
     [
         (Want(final=False, embeddings=True), "final was 'post-norm'"),
-        (Want(final=True, embeddings=True, layers=(2,)), r"layers was \[\]"),
+        (Want(final=True, embeddings=True, layers=(2,)), r"layers was \[1, 2, 3\]"),
         (Want(final=True), "embeddings was True"),
     ],
 )
 def test_other_features_are_named(folder, monkeypatch, want, named):
     monkeypatch.setattr(FoveaDrafter, "want", want)
+    layers = want.layers or (1, 2, 3)
+    monkeypatch.setattr("varifocal.drafters.fovea.layers_of", lambda target, taps: layers)
     with pytest.raises(DrafterMismatch, match=f"other features of the target: {named}"):
         Drafter.from_pretrained(folder, target())
 
@@ -122,6 +124,17 @@ def test_folders_of_the_first_format_are_still_read(folder):
         del description["target"]["tokenizer"], description["target"]["features"]
 
     assert Drafter.from_pretrained(rewritten(folder, older), target()).config.depth == 3
+
+
+def test_edits_of_folders_of_the_first_format_are_refused_too(folder):
+    def older(description):
+        description["version"] = 1
+        del description["target"]["tokenizer"], description["target"]["features"]
+
+    config = rewritten(folder, older) / CONFIG
+    config.write_text(config.read_text().replace('"depth": 3', '"depth": 4'))
+    with pytest.raises(BadArtifact, match=r"config\.depth \(3, edited to 4\).*--set depth=4"):
+        Drafter.from_pretrained(folder, target())
 
 
 @pytest.mark.parametrize("key", ["tokenizer", "features"])

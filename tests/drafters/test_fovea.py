@@ -20,6 +20,17 @@ from varifocal.target import Forward, Want
 from varifocal.training.artifacts import Artifact
 
 SMALL = {"inner": 64, "memory_width": 32, "bottleneck": 16, "nodes": 12}
+PAPER = {
+    "blocks": 2,
+    "entry": "join",
+    "features": "final",
+    "evidence": "projected",
+    "max_correction_depth": 1,
+    "beta_mid": 0.1,
+    "gamma_w": 1.0,
+}
+KINDS = pytest.mark.parametrize("kind", [{}, PAPER], ids=["ours", "paper"])
+BY_TOKEN = ("tokens", "image_of", "supervised", "final", "mid", "taps")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +58,7 @@ def recorded(target):
     image_of = torch.cat([prompt.image_of, torch.full((len(answer),), -1)])
     whole = replace(prompt, tokens=tokens, image_of=image_of)
     with torch.no_grad():
-        _, seen = target.prefill(whole, Want(final=True, embeddings=True))
+        _, seen = target.prefill(whole, Want(final=True, embeddings=True, layers=(1, 2, 3)))
     supervised = torch.arange(len(tokens)) >= len(prompt.tokens)
     artifact = Artifact(
         id="a",
@@ -58,6 +69,8 @@ def recorded(target):
         final=seen.final,
         visual=seen.embeddings[whole.is_image],
         mid=seen.final,
+        taps=seen.hidden,
+        tap_layers=(1, 2, 3),
     )
     return prompt, answer, seen, artifact
 
@@ -65,25 +78,25 @@ def recorded(target):
 def started(drafter, recorded):
     prompt, answer, seen, _ = recorded
     n = len(prompt.tokens)
-    read = Forward(seen.logits, final=seen.final[:n], embeddings=seen.embeddings[:n])
+    read = Forward(
+        seen.logits,
+        hidden=seen.hidden[:n],
+        final=seen.final[:n],
+        embeddings=seen.embeddings[:n],
+    )
     with torch.no_grad():
         return drafter.start(prompt, read, answer[0])
 
 
+@KINDS
 @pytest.mark.parametrize("prefix", ["text_only", "full"])
-def test_training_meets_the_states_of_decoding(target, recorded, prefix):
-    drafter = fovea(target, prefix=prefix)
+def test_training_meets_the_states_of_decoding(target, recorded, prefix, kind):
+    drafter = fovea(target, prefix=prefix, **kind)
     prompt, answer, _, artifact = recorded
-    short = replace(
-        artifact,
-        **{
-            k: getattr(artifact, k)[:-9]
-            for k in ("tokens", "image_of", "supervised", "final", "mid")
-        },
-    )
+    short = replace(artifact, **{k: getattr(artifact, k)[:-9] for k in BY_TOKEN})
     state = started(drafter, recorded)
     with torch.no_grad():
-        slots = _collate([short, artifact], target, drafter.config)
+        slots = _collate([short, artifact], target, drafter.config, drafter.want.layers)
         chain = Chain(drafter.network, slots)
         base = int(slots.answer[1].long().argmax())
         row = int((slots.bases[1] == base).nonzero())
@@ -99,11 +112,12 @@ def test_training_meets_the_states_of_decoding(target, recorded, prefix):
             torch.testing.assert_close(chain.h[1, row], h[0], atol=1e-5, rtol=1e-4)
 
 
-def test_the_correction_changes_no_state_and_no_cache_entry(target, recorded):
+@KINDS
+def test_the_correction_changes_no_state_and_no_cache_entry(target, recorded, kind):
     _, answer, _, _ = recorded
     states = []
     for correction in ("visual", "none"):
-        drafter = fovea(target, correction=correction)
+        drafter = fovea(target, correction=correction, **kind)
         state = started(drafter, recorded)
         with torch.no_grad():
             tree = drafter.propose(state, answer[0], Budget(depth=4, nodes=12))
@@ -117,10 +131,13 @@ def test_the_correction_changes_no_state_and_no_cache_entry(target, recorded):
         assert torch.equal(a[..., :n, :], b[..., :n, :])
 
 
-def test_another_picture_changes_what_is_drafted(target, recorded):
-    drafter = fovea(target)
+@KINDS
+def test_another_picture_changes_what_is_drafted(target, recorded, kind):
+    drafter = fovea(target, **kind)
     state = started(drafter, recorded)
-    other = replace(state, memory=drafter.network.visual.remember(torch.randn(114, 64)))
+    other = replace(
+        state, memory=drafter.network.visual.remember(torch.randn(114, 64 if kind else 192))
+    )
     with torch.no_grad():
         a, b = (drafter.propose(s, 20, Budget(depth=3, nodes=12)) for s in (state, other))
     assert not torch.equal(a.tokens, b.tokens)
@@ -152,15 +169,17 @@ def test_depths_beyond_the_limit_are_not_corrected(target, recorded):
 
 def test_top_k_reads_the_best_entries_renormalised(target):
     visual = fovea(target, top_k=5).network.visual
-    h, x = torch.randn(3, 64), torch.randn(40, 64)
+    h, x = torch.randn(3, 64), torch.randn(40, 192)
     with torch.no_grad():
         memory = visual.remember(x)
-        query = visual.query(visual.state_norm(h) + visual.depth.weight[2])
+        look, width = visual.look, visual.settings.memory_width
+        state = visual.state_norm(h)
+        query = (state + visual.depth.weight[2]) @ look.weight[:width].T + look.bias[:width]
         scores = query @ memory.keys.T
         best = scores.topk(5).indices
         law = scores.gather(1, best).softmax(-1)
         wanted = torch.stack([law[i] @ memory.values[best[i]] for i in range(3)])
-        read, evidence = visual._read(h, 2, memory)
+        read, evidence = visual._read(look(state)[:, :width], 2, memory)
     torch.testing.assert_close(read, wanted, atol=1e-6, rtol=1e-5)
     assert torch.equal(evidence.entries, best)
 
@@ -168,12 +187,12 @@ def test_top_k_reads_the_best_entries_renormalised(target):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_memory_is_matched_on_packed_keys_with_the_same_scores(target, dtype):
     visual = fovea(target).network.visual.to(dtype)
-    h, x = torch.randn(6, 64, dtype=dtype), torch.randn(9000, 64, dtype=dtype)
+    query, x = torch.randn(6, 32, dtype=dtype), torch.randn(9000, 192, dtype=dtype)
     with torch.inference_mode():
         memory = visual.remember(x)
         assert memory.match is not None
-        packed = visual._scores(h, 1, memory)
-        plain = visual._scores(h, 1, replace(memory, match=None))
+        packed = visual._scores(query, 1, memory)
+        plain = visual._scores(query, 1, replace(memory, match=None))
         assert visual.remember(x[:100]).match is None
     torch.testing.assert_close(packed, plain, atol=1e-6, rtol=1e-5 if dtype.itemsize == 4 else 0)
 
@@ -191,14 +210,14 @@ def test_mass_reads_the_fewest_entries_that_reach_rho(target):
 @pytest.mark.parametrize("select", ["topk", "mass", "dense", "random", "static", "query_agnostic"])
 def test_padding_of_the_memory_is_never_read(target, select):
     visual = fovea(target, select=select, top_k=4, k_min=2).network.visual
-    h = torch.randn(2, 3, 64)
-    x = torch.randn(2, 10, 64)
+    query = torch.randn(2, 3, 32)
+    x = torch.randn(2, 10, 192)
     valid = torch.ones(2, 10, dtype=torch.bool)
     valid[1, 6:] = False
     with torch.no_grad():
         memory = visual.remember(x, valid)
         spoilt = replace(memory, values=memory.values.masked_fill(~valid[..., None], 1e6))
-        read, _ = visual._read(h, 0, spoilt)
+        read, _ = visual._read(query, 0, spoilt)
     assert float(read.abs().max()) < 1e4
 
 
@@ -220,8 +239,9 @@ def test_several_pictures_are_one_memory(target):
     assert generate(target, drafter, asked).token_ids == plain.token_ids
 
 
-def test_loss_falls_and_the_target_stays_frozen(target, recorded):
-    drafter = fovea(target)
+@KINDS
+def test_loss_falls_and_the_target_stays_frozen(target, recorded, kind):
+    drafter = fovea(target, **kind)
     artifact = recorded[3]
     optimizer = torch.optim.AdamW(drafter.network.parameters(), lr=3e-3)
     before = [p.clone() for p in target.model.parameters()]
@@ -236,16 +256,11 @@ def test_loss_falls_and_the_target_stays_frozen(target, recorded):
     assert all(torch.equal(a, b) for a, b in zip(before, target.model.parameters(), strict=True))
 
 
-def test_loss_does_not_depend_on_padding(target, recorded):
-    drafter = fovea(target)
+@KINDS
+def test_loss_does_not_depend_on_padding(target, recorded, kind):
+    drafter = fovea(target, **kind)
     artifact = recorded[3]
-    short = replace(
-        artifact,
-        **{
-            k: getattr(artifact, k)[:-9]
-            for k in ("tokens", "image_of", "supervised", "final", "mid")
-        },
-    )
+    short = replace(artifact, **{k: getattr(artifact, k)[:-9] for k in BY_TOKEN})
     with torch.no_grad():
         together = drafter.loss([artifact, short], 0.0).parts
         alone = [drafter.loss([a], 0.0).parts for a in (artifact, short)]
@@ -254,6 +269,34 @@ def test_loss_does_not_depend_on_padding(target, recorded):
     with torch.no_grad():
         twice = drafter.loss([short, short], 0.0)
     torch.testing.assert_close(twice.parts["ce"], alone[1]["ce"])
+
+
+def test_where_it_looked_is_told_only_if_asked(target, recorded):
+    drafter = fovea(target)
+    state = started(drafter, recorded)
+    with torch.no_grad():
+        silent = drafter.propose(state, 20, Budget(depth=3, nodes=12))
+        telling = drafter.propose(state, 20, Budget(depth=3, nodes=12, looks=True))
+    assert silent.evidence is None and telling.evidence.entries.shape == (len(telling), 16)
+    assert torch.equal(silent.tokens, telling.tokens)
+
+
+@pytest.mark.parametrize("kind", [{"features": "final"}, {"evidence": "projected"}])
+def test_one_without_the_other_is_possible(target, recorded, kind):
+    drafter = fovea(target, **kind)
+    state = started(drafter, recorded)
+    with torch.no_grad():
+        assert len(drafter.propose(state, 20, Budget(depth=3, nodes=12))) == 13
+    assert float(drafter.loss([recorded[3]], 0.0).total.detach()) > 0
+
+
+def test_a_recording_without_its_layers_is_refused(target, recorded):
+    from varifocal.errors import BadArtifact
+
+    bare = replace(recorded[3], taps=None, tap_layers=())
+    with pytest.raises(BadArtifact, match="--taps 1,2,3"):
+        fovea(target).loss([bare], 0.0)
+    assert float(fovea(target, **PAPER).loss([bare], 0.0).total.detach()) > 0
 
 
 @pytest.mark.parametrize(

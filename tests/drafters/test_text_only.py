@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from defined import LLAVA, agrees_on_a_draft, agrees_on_a_loss
 from taught import (
     attended,
     backwards,
@@ -26,6 +27,8 @@ from varifocal.request import ask
 from varifocal.sampling import Sampling
 
 CARD = Card(seed=0, steps=1)
+# EAGLE-2 as published: for Llama, and for Qwen2.
+PUBLISHED = [LLAVA, {**LLAVA, "bias": True, "kv_heads": 2, "theta": 1e6}]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,36 @@ def test_states_equal_a_naive_reference(target, one):
     torch.testing.assert_close(
         scored[0, allowed].double(), logits[allowed].log_softmax(-1), atol=1e-4, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("options", PUBLISHED, ids=["Llama", "Qwen2"])
+@pytest.mark.parametrize("prefix", ["full", "text_only"])
+def test_the_published_network_drafts_as_defined(target, one, options, prefix):
+    kind = "joined" if prefix == "full" else "left out"
+    drafter = text_only(target, width=3, inner=48, prefix=prefix, **options)
+    agrees_on_a_draft(drafter, one, kind)
+
+
+@pytest.mark.parametrize("options", PUBLISHED, ids=["Llama", "Qwen2"])
+@pytest.mark.parametrize("prefix", ["full", "text_only"])
+def test_the_published_loss_is_as_defined(target, one, options, prefix):
+    kind = "joined" if prefix == "full" else "left out"
+    for unroll in (1, 3):
+        drafter = text_only(target, inner=48, prefix=prefix, unroll=unroll, max_bases=0, **options)
+        agrees_on_a_loss(drafter, shortened(one.artifact, 18), kind)  # 6 answer tokens
+
+
+def test_a_full_prefix_reads_embeddings_of_the_target_and_is_part_of_the_weights(
+    target, one, tmp_path
+):
+    drafter = text_only(target, prefix="full")
+    assert drafter.want.embeddings and not text_only(target).want.embeddings
+    asked = ask("what is it?", [tiny.picture()], max_new_tokens=24)
+    assert generate(target, drafter, asked).token_ids == one.answer
+    save_trained(drafter, tmp_path / "d", card=CARD)
+    assert load_trained(tmp_path / "d", target, {}).config.prefix == "full"
+    with pytest.raises(BadOption, match="prefix is part of the trained weights"):
+        load_trained(tmp_path / "d", target, {"prefix": "text_only"})
 
 
 def test_nothing_of_a_picture_enters_but_through_states_of_text(target, one):

@@ -3,11 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import picture, tiny_target
+from tiny import picture, save_tiny, tiny_target
 
 from varifocal.errors import BadOption
 from varifocal.evaluation import bench
 from varifocal.evaluation.bench import BenchConfig, run_bench
+from varifocal.evaluation.contestants import Contestant
 from varifocal.evaluation.suites import Case
 from varifocal.plan import CostModel
 from varifocal.request import ask
@@ -100,20 +101,41 @@ def test_json_has_the_promised_fields(result):
         "drafter", "family", "requests", "tokens", "tau", "decode_speedup", "end_to_end_speedup",
         "identical", "near_tie", "different", "share", "decode_speedup_ci95",
         "acceptance_histogram", "acceptance_by_position", "prefill_share", "draft_memory_mib",
-        "repeats", "ngram_tau",
+        "repeats", "ngram_tau", "round_cost", "draft_weights_mib", "draft_state_mib",
+        "acceptance_by_kind", "acceptance_by_source", "acceptance_by_stage",
     } <= set(made["rows"][0])  # fmt: skip
     assert {
         "tau", "decode_speedup", "end_to_end_speedup", "min_decode_speedup", "identical",
-        "different", "ngram_tau",
+        "different", "ngram_tau", "acceptance_by_kind", "round_cost",
     } <= set(made["means"]["plain"])  # fmt: skip
+    assert made["lead"]["drafter"] == "lookup:nodes=4" and made["sittings"] == 1
+    # The entry on packed weights is compared with another loop.
+    assert set(made["lead"]["over"]) == {"plain", "plain:fast=true"}
     assert made["dtype"] == "bfloat16" and made["machine"]["threads"] == 1
+
+
+def test_tokens_of_each_division_add_up_to_those_after_the_prefill(result):
+    for row in result.rows:
+        accepted = sum(j * count for j, count in enumerate(row.acceptance_histogram))
+        for counts in (row.acceptance_by_kind, row.acceptance_by_stage):
+            assert sum(c["tokens"] for c in counts.values()) == row.tokens - row.requests
+            assert sum(c["drafted"] for c in counts.values()) == accepted
+        assert sum(c["rounds"] for c in row.acceptance_by_stage.values()) == row.rounds
+        assert row.acceptance_by_source == {}  # this suite does not say what needs the picture
+    assert accepted > 0
+
+
+def test_memory_of_a_request_is_measured(result):
+    for row in rows(result, "lookup:nodes=4"):
+        assert row.draft_weights_mib == 0 and 0 < row.draft_state_mib < 1
+    assert {r.draft_state_mib for r in rows(result, "plain")} == {0}
 
 
 def test_order_rotates_and_nothing_counts_before_warm_up(target, cases, monkeypatch):
     order = []
-    run = bench._Contestant.run
+    run = Contestant.run
     monkeypatch.setattr(
-        bench._Contestant,
+        Contestant,
         "run",
         lambda self, request: order.append((self.entry.name, request.id)) or run(self, request),
     )
@@ -182,6 +204,16 @@ def test_length_may_be_set_for_all(target, cases):
     config = replace(QUICK, max_new_tokens=3, repeats=1)
     made = run_bench(config, cases[:1], target, clock=Ticks())
     assert made.rows[0].tokens <= 3
+
+
+def test_an_assistant_is_measured_against_plain(target, cases, tmp_path):
+    folder = save_tiny(tmp_path / "small", seed=1)
+    entry = f"hf-assistant:model={folder}"
+    made = run_bench(replace(QUICK, drafters=entry, repeats=1), cases[:2], target, clock=Ticks())
+    own = made.means[entry]
+    assert own.different == 0 and own.identical + own.near_tie == 2
+    assert own.draft_weights_mib > 0 and own.draft_state_mib is None
+    assert made.lead is None and made.is_good
 
 
 def test_threads_are_restored(target, cases):

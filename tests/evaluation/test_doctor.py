@@ -127,13 +127,13 @@ def test_a_drafter_of_another_target_is_a_fault_and_the_target_is_examined_all_t
 
 def test_weights_under_names_that_the_method_does_not_have_are_a_fault(target, tmp_path):
     drafter = FoveaDrafter(target, FoveaDrafter.Config(inner=32, memory_width=16, bottleneck=16))
-    drafter.network.joined = drafter.network.join
-    del drafter.network.join
+    drafter.network.fused = drafter.network.fuse
+    del drafter.network.fuse
     save_trained(drafter, tmp_path, card=Card(seed=0, steps=0))
     diagnosis = diagnose(target, str(tmp_path), {}, [case(tokens=4)])
     assert faults(diagnosis) == ["drafter.load"]
-    assert "join.weight is missing" in diagnosis.conclusion
-    assert "joined.weight is not part" in diagnosis.conclusion
+    assert "fuse.weight is missing" in diagnosis.conclusion
+    assert "fused.weight is not part" in diagnosis.conclusion
 
 
 def test_damaged_files_of_a_drafter_are_a_fault(target, tmp_path):

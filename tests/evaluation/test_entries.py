@@ -1,7 +1,9 @@
 import pytest
+from scripted import Scripted, saying
 
+from varifocal.drafters import drafter_class, drafter_names
 from varifocal.errors import BadOption
-from varifocal.evaluation.entries import parse_drafters
+from varifocal.evaluation.entries import everything, expand_all, parse_drafters
 
 
 def texts(entries):
@@ -64,3 +66,27 @@ def test_options_may_follow_a_comma():
 def test_what_is_wrong_is_named(text, said):
     with pytest.raises(BadOption, match=said):
         parse_drafters(text)
+
+
+def test_all_is_every_drafter_that_can_run_as_it_is_and_two_from_outside(monkeypatch):
+    shipped = []
+    monkeypatch.setattr(
+        "varifocal.evaluation.entries.shipped_weights",
+        lambda name, target: shipped.append(name) or ("folder" if name == "fovea" else None),
+    )
+    target = Scripted(saying([]))
+    own = everything(target)
+    assert own[0] == "plain" and "fovea" in own and "lookup" in own
+    weightless = [n for n in drafter_names() if drafter_class(n).needs.startswith("nothing")]
+    assert sorted(own) == sorted([*weightless, "fovea"])
+    assert sorted(shipped) == sorted(set(drafter_names()) - set(weightless))
+    assert expand_all("all", target) == ",".join([*own, "hf-generate", "hf-prompt-lookup"])
+    assert "fovea" not in everything()  # whether it is shipped depends on the target
+
+
+def test_all_may_stand_among_others_which_come_once():
+    made = expand_all("hf-generate,all,lookup:ngram=2,lookup").split(",")
+    assert made[:2] == ["hf-generate", "plain"] and made[-2:] == ["lookup:ngram=2", "lookup"]
+    assert len(set(made)) == len(made)
+    assert expand_all("plain,lookup") == "plain,lookup"
+    parse_drafters(",".join(made))

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from varifocal.evaluation.figures import (
     row_of,
     shares,
     speedup_draws,
+    summed,
 )
+from varifocal.evaluation.kinds import Breakdown
 from varifocal.result import GenerationResult, Round
 
 
@@ -66,7 +69,8 @@ def row(pairs, **other):
         "family": "f",
         "baseline": "plain",
         "ngram_tau": 1.5,
-        "memory_bytes": 2**21,
+        "weights_bytes": 2**21,
+        "breakdown": Breakdown(),
         "draws": speedup_draws(pairs, 0, 200),
     }
     return row_of(pairs, **(settings | other))
@@ -175,3 +179,37 @@ def test_verdicts_are_counted():
 def test_positions_of_no_rounds_are_empty():
     assert by_position([0]) == [] and by_position([4]) == []
     json.dumps(by_position([1, 1]))
+
+
+def test_round_cost_is_what_a_round_takes_in_rounds_of_plain():
+    made = row([pair(timed([3, 3], round_seconds=(1.0, 5.0, 0.0)), plain(9, seconds=4.0))])
+    assert made.round_cost == 6 / 4
+    assert made.decode_speedup == made.tau / made.round_cost
+    assert row([pair(plain(5), plain(5))]).round_cost == 1.0
+
+
+def test_draft_memory_is_weights_and_the_largest_state_of_any_request():
+    small, large = (replace(timed([3]), state_bytes=n) for n in (2**20, 3 * 2**20))
+    made = row([pair(small, plain(5)), pair(large, plain(5))])
+    assert (made.draft_weights_mib, made.draft_state_mib, made.draft_memory_mib) == (2, 3, 5)
+    unseen = row([pair(timed([3]), plain(5))])
+    assert unseen.draft_state_mib is None and unseen.draft_memory_mib == 2
+    mean = mean_of([made, unseen], [np.ones(2)] * 2)
+    assert (mean.draft_state_mib, mean.draft_memory_mib) == (3, 5)
+
+
+def test_means_pool_counts_of_tokens_over_families():
+    def part(drafted):
+        counts = {"tokens": 4, "drafted": drafted}
+        return Breakdown(kinds={"other": counts}, stages={"2-8": counts | {"rounds": 2}})
+
+    rows = [row([pair(timed([3]), plain(5))], breakdown=part(n)) for n in (1, 2)]
+    mean = mean_of(rows, [np.ones(2)] * 2)
+    assert mean.acceptance_by_kind == {"other": {"tokens": 8, "drafted": 3}}
+    assert mean.acceptance_by_stage == {"2-8": {"tokens": 8, "drafted": 3, "rounds": 4}}
+    assert mean.acceptance_by_source == {}
+    assert rows[0].acceptance_by_kind["other"]["drafted"] == 1  # pooling left it alone
+
+
+def test_histograms_of_other_lengths_add_up():
+    assert summed([[1, 2], [3], []]) == [4, 2]

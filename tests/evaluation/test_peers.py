@@ -1,6 +1,9 @@
+import json
+
 import pytest
 import torch
 from tiny import picture, save_tiny, tiny_target
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from varifocal.decode import generate
 from varifocal.drafters import load_drafter
@@ -68,6 +71,30 @@ def test_assistant_is_loaded_by_name(target, request_, plain, tmp_path):
     made = peer(target, "hf-assistant", model=str(folder))
     assert made.memory_bytes > 0
     assert made.run(request_, Ticks()).token_ids == plain.token_ids
+
+
+def test_a_text_model_with_the_same_tokenizer_assists_as_well(target, request_, plain, tmp_path):
+    small = LlamaConfig(
+        vocab_size=target.vocab_size, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=4096,
+    )  # fmt: skip
+    LlamaForCausalLM(small).save_pretrained(tmp_path)
+    target.tokenizer.save_pretrained(tmp_path)
+    made = peer(target, "hf-assistant", model=str(tmp_path))
+    assert made.assistant is not None
+    assert made.run(request_, Ticks()).token_ids == plain.token_ids
+
+
+def test_an_assistant_with_another_tokenizer_is_refused(target, tmp_path):
+    folder = save_tiny(tmp_path / "other")
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[:2]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(content))
+    with pytest.raises(BadOption, match="another tokenizer than tiny"):
+        peer(target, "hf-assistant", model=str(folder))
 
 
 def test_assistant_must_be_given(target):

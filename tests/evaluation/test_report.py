@@ -5,51 +5,16 @@ import json
 import re
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
+from made_up import ENTRIES, FAMILIES, bench, large, without_verdicts
 from PIL import Image
 
-from varifocal.errors import VarifocalError
-from varifocal.evaluation.figures import BenchResult, Row, by_position, mean_of
-from varifocal.evaluation.report import SPEEDUP, bar_chart, write_report
+from varifocal.errors import BadOption, VarifocalError
+from varifocal.evaluation.kinds import KINDS, SOURCES, STAGES
+from varifocal.evaluation.page import speedups
+from varifocal.evaluation.report import JOURNAL, claim, write_report
 
-FAMILIES = ("chart", "clock", "document", "map", "scene")
-ENTRIES = ("plain", "fovea", "lookup:ngram=2", "bad", "hf-generate")
-VOID = {"meta", "line", "rect", "path", "circle", "polyline", "br"}
-
-
-def row(place, entry):
-    """Figures that follow from the entry's and the family's place."""
-    number = ENTRIES.index(entry)
-    gain = {"plain": 1.0, "fovea": 2.5, "lookup:ngram=2": 1.25, "bad": 3.0, "hf-generate": 0.75}
-    drafts = entry not in ("plain", "hf-generate")
-    histogram = [50 - 5 * number, 30, 20 + place, 10, 5][: 5 if drafts else 1]
-    seconds = 8 / (gain[entry] + place / 8)
-    different = 2 if entry == "bad" and place == 1 else 0
-    return Row(
-        drafter=entry, family=FAMILIES[place], baseline="plain", requests=20, tokens=400 + place,
-        rounds=sum(histogram), tau=1 + drafts * (gain[entry] - 0.5 + place / 16),
-        decode_speedup=gain[entry] + place / 8 * drafts,
-        decode_speedup_ci95=(gain[entry] * 0.875, gain[entry] * 1.125 + place / 8 * drafts),
-        end_to_end_speedup=1 + (gain[entry] - 1) / 2,
-        identical=20 - place % 2 - different, near_tie=place % 2, different=different,
-        is_compared=True, share={"draft": number / 16, "verify": 0.5, "other": 0.5 - number / 16},
-        acceptance_histogram=histogram, acceptance_by_position=by_position(histogram),
-        prefill_share=(2 + place + number) / 32, seconds={"decode": seconds, "total": seconds + 2},
-        ngram_tau=1.5 + place / 8, draft_memory_mib=number * 3.5, repeats=3,
-    )  # fmt: skip
-
-
-def bench(families=5, entries=ENTRIES):
-    rows = {e: [row(place, e) for place in range(families)] for e in entries}
-    ends = {e: [np.array(r.decode_speedup_ci95) for r in own] for e, own in rows.items()}
-    return BenchResult(
-        machine={"cpu": "EPYC <9575F>", "threads": 1, "torch": "2.9", "load": 0.375},
-        commit="0123456789abcdef", seed=7, clock="cpu", dtype="bfloat16", target="demo",
-        suite="demo", sampling={"temperature": 0.0, "top_k": 0}, repeats=3,
-        rows=tuple(r for own in rows.values() for r in own), ngram_tau=1.75,
-        means={e: mean_of(own, ends[e]) for e, own in rows.items()},
-    )  # fmt: skip
+VOID = {"meta", "br"}
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +37,11 @@ def numbers(value):
         yield value
 
 
-def test_folder_holds_five_files_and_no_leftover(folder):
+def test_folder_holds_six_files_and_no_leftover(folder):
     names = sorted(file.name for file in folder.iterdir())
-    assert names == ["bench.csv", "bench.json", "bench.md", "bench.png", "index.html"]
+    assert names == [
+        "bench.csv", "bench.json", "bench.md", "bench.png", "bench.tex", "index.html",
+    ]  # fmt: skip
 
 
 def test_csv_has_a_line_per_entry_and_family_and_per_mean(folder):
@@ -82,6 +49,7 @@ def test_csv_has_a_line_per_entry_and_family_and_per_mean(folder):
     assert [line["kind"] for line in lines] == ["family"] * 25 + ["mean"] * 5
     assert (lines[5]["drafter"], lines[5]["family"]) == ("fovea", "chart")
     assert lines[5]["decode_speedup_ci95"] == f"{2.5 * 0.875} {2.5 * 1.125}"
+    assert lines[5]["acceptance_by_kind.copied.drafted"] == "89"
 
 
 def test_every_number_of_the_json_is_in_the_csv(folder):
@@ -93,18 +61,40 @@ def test_every_number_of_the_json_is_in_the_csv(folder):
 
 def test_row_with_different_texts_is_struck_out(folder, page):
     struck = re.findall(r"<s>(.*?)</s>", page)
-    assert "3.12×" in struck and "3.00×" not in struck  # clock; chart is right
+    assert "3.12" in struck and "3.00" not in struck  # clock; chart is right
     text = (folder / "bench.md").read_text()
-    assert "~~3.12×~~ (17/20 same, 1 near-tie, 2 DIFFER)" in text and "~~3.00×~~" not in text
-    crossed = [bar.label for bar in bar_chart(bench(), SPEEDUP).bars if bar.is_struck]
-    assert [label.split(":")[0] for label in crossed] == ["bad, mean", "bad, clock"]
+    assert "~~3.12×~~≠2" in text and "~~3.00×~~" not in text
+    assert "17/20 same, 1 near-tie, 2 DIFFER" in text
+    assert "[3.12]$^{\\neq 2}$" in (folder / "bench.tex").read_text()
+    mean, chart, clock = speedups(bench())[:3]
+    crossed = [sum(getattr(p, "fill", None) == "" for p in d.parts) for d in (mean, chart, clock)]
+    assert crossed == [1, 0, 1]
+    assert "does not count" in page
 
 
-def test_faulty_entry_is_never_called_the_best(page):
+def test_faulty_entry_is_never_called_the_best(page, folder):
     assert '<b class="bad">Texts differ</b>' in page
     assert "plain decoding after the first token: fovea" in page
-    best = [cell for cell in re.findall(r"<td class=\"[^\"]*best.*?</td>", page)]
+    cells = re.findall(r"<td class=\"gain[^>]*>.*?</td>", page)
+    assert len(cells) == 6 * len(ENTRIES)
+    best = [cell for cell in cells if "<b>" in cell]
     assert len(best) == 6 and not any("<s>" in cell for cell in best)
+    assert all('title="fovea,' in cell for cell in best)
+    assert not re.search(r"textbf\{\[", (folder / "bench.tex").read_text())
+
+
+def test_no_speedup_stands_without_what_became_of_the_texts(page, folder):
+    table = re.search(r'<table class="paper">.*?</table>', page, re.DOTALL)[0]
+    for line in re.findall(r"<tr><th scope=\"row\".*?</tr>", table, re.DOTALL):
+        assert " same" in line or "other draws" in line
+    story = re.search(r'id="lead".*?</section>', page, re.DOTALL)[0]
+    for sentence in re.findall(r"<p>(.*?)</p>", story):
+        assert "×" not in sentence or " same" in sentence
+    made = without_verdicts(bench(), "hf-generate")
+    write_report(made, folder.parent / "sampled")
+    sampled = (folder.parent / "sampled" / "index.html").read_text()
+    assert "other draws" in sampled and "<sup>°</sup>" in sampled
+    assert "$^\\circ$" in (folder.parent / "sampled" / "bench.tex").read_text()
 
 
 class Checker(HTMLParser):
@@ -115,10 +105,9 @@ class Checker(HTMLParser):
     def handle_starttag(self, tag, pairs):
         attributes = dict(pairs)
         assert not {"src", "href", "srcset", "data"} & set(attributes)
-        assert tag != "th" or attributes.get("scope") in ("col", "row")
-        assert tag != "svg" or attributes["aria-label"]
+        assert tag != "th" or attributes.get("scope") in ("col", "row", "colgroup")
         self.heads += tag == "th"
-        self.charts += tag == "svg"
+        self.charts += tag == "figure"
         if tag not in VOID:
             self.open.append(tag)
 
@@ -135,25 +124,24 @@ def test_page_parses_and_needs_nothing_from_outside(page):
     checker.feed(page)
     checker.close()
     assert not checker.open and checker.heads > 30
-    assert checker.charts == 3 + 1 + len(FAMILIES)
+    by_column = 3 * (1 + len(FAMILIES))  # speed-ups, tau, acceptance by position
+    by_label = len(KINDS) + len(SOURCES) + len(STAGES)
+    drafting = 3  # entries with a histogram
+    assert checker.charts == by_column + by_label + drafting + 2 + 1
     assert "EPYC &lt;9575F&gt;" in page and "0123456789abcdef" in page
 
 
-def test_bars_stand_where_their_numbers_say():
-    chart = bar_chart(bench(), SPEEDUP)
-    height = {label: y for y, label in chart.ticks}
-    assert chart.one == height["1"] and height["0"] == chart.bottom
-    by_label = {bar.label.split(":")[0]: bar for bar in chart.bars}
-    assert by_label["hf-generate, chart"].top > chart.one > by_label["fovea, chart"].top
-    half = (height["2"] + height["3"]) / 2
-    assert by_label["fovea, chart"].top == pytest.approx(half, abs=0.11)
-    assert all(a.x + a.width < b.x for a, b in zip(chart.bars, chart.bars[1:], strict=False))
+def test_what_each_kind_and_stage_is_stands_in_page_and_markdown(page, folder):
+    markdown = (folder / "bench.md").read_text()
+    for text in bench().definitions.values():
+        assert text in markdown
+        assert text.replace("'", "&#39;") in page
 
 
 def test_picture_is_readable_at_1200_pixels(folder):
     with Image.open(folder / "bench.png") as picture:
-        assert picture.width == 1200 and 380 < picture.height < 700
-        assert "fovea, mean" in picture.text["Description"]
+        assert picture.width == 1200 and 300 < picture.height < 700
+        assert "fovea 2.75" in picture.text["Description"]
         assert len(picture.convert("RGB").resize((300, 120)).getcolors(36000)) > 20
 
 
@@ -162,6 +150,17 @@ def test_small_benchmarks_have_a_report_too(tmp_path, families, entries):
     write_report(bench(families, entries), tmp_path)
     page = (tmp_path / "index.html").read_text()
     assert ("mean of the families" in page) == (families > 1 and len(entries) > 1)
+    assert ("none leads" in page) == (len(entries) == 1)
+
+
+def test_ten_entries_on_nine_families_are_one_table_of_each_kind(tmp_path):
+    write_report(large(), tmp_path)
+    tex = (tmp_path / "bench.tex").read_text()
+    assert tex.count(r"\\") == 2 + 11 + 1
+    rows = [x for x in tex.splitlines() if x.endswith(r"\\") and "multicolumn" not in x]
+    assert len(rows) == 13 and all(line.count("&") == 20 for line in rows)
+    with Image.open(tmp_path / "bench.png") as picture:
+        assert picture.width == 1200 and picture.height < 900
 
 
 def test_second_report_replaces_the_first(tmp_path):
@@ -177,3 +176,16 @@ def test_folder_that_cannot_be_written_is_a_named_error(tmp_path):
     (tmp_path / "bench.json").mkdir()
     with pytest.raises(VarifocalError, match=r"bench\.json could not be written"):
         write_report(bench(1), tmp_path)
+
+
+def test_a_folder_that_holds_something_else_is_refused_before_the_work(tmp_path):
+    claim(tmp_path / "new")
+    assert (tmp_path / "new").is_dir()
+    (tmp_path / "new" / ".DS_Store").touch()
+    claim(tmp_path / "new")  # hidden files are nothing
+    (tmp_path / "new" / "thesis.tex").touch()
+    with pytest.raises(BadOption, match=r"thesis\.tex and no journal\.jsonl.*--fresh"):
+        claim(tmp_path / "new")
+    claim(tmp_path / "new", is_fresh=True)
+    (tmp_path / "new" / JOURNAL).touch()
+    claim(tmp_path / "new")

@@ -7,15 +7,21 @@ from rich.console import Console
 from varifocal.evaluation.figures import BenchResult, Mean, Row
 from varifocal.evaluation.table import lines, markdown, table
 
+FEW = {  # what the table does not show
+    "acceptance_by_kind": {}, "acceptance_by_source": {}, "acceptance_by_stage": {},
+    "draft_memory_mib": 1.0, "draft_weights_mib": 1.0, "draft_state_mib": 0.0, "round_cost": 2.0,
+    "acceptance_histogram": [1],
+}  # fmt: skip
+
 
 def row(drafter, family, **other):
     made = Row(
         drafter=drafter, family=family, baseline="plain", requests=20, tokens=400, rounds=100,
         tau=3.9, decode_speedup=2.125, decode_speedup_ci95=(2.0, 2.2), end_to_end_speedup=1.75,
         identical=20, near_tie=0, different=0, is_compared=True,
-        share={"draft": 0.25, "verify": 0.5, "other": 0.25}, acceptance_histogram=[1],
-        acceptance_by_position=[], prefill_share=0.125, seconds={"decode": 1.0, "total": 2.0},
-        ngram_tau=2.39, draft_memory_mib=1.0, repeats=3,
+        share={"draft": 0.25, "verify": 0.5, "other": 0.25}, acceptance_by_position=[],
+        prefill_share=0.125, seconds={"decode": 1.0, "total": 2.0}, ngram_tau=2.39, repeats=3,
+        **FEW,
     )  # fmt: skip
     return replace(made, **other)
 
@@ -24,7 +30,7 @@ def mean(**other):
     made = Mean(
         tau=3.9, decode_speedup=2.125, decode_speedup_ci95=(2.0, 2.2), end_to_end_speedup=1.75,
         min_decode_speedup=2.0, ngram_tau=2.39, identical=40, near_tie=0, different=0,
-        is_compared=True,
+        is_compared=True, **FEW,
     )  # fmt: skip
     return replace(made, **other)
 
@@ -34,7 +40,7 @@ def result():
     return BenchResult(
         machine={"cpu": "EPYC", "threads": 1, "torch": "2", "transformers": "5"},
         commit="abc", seed=0, clock="cpu", dtype="bfloat16", target="demo", suite="demo",
-        sampling={"temperature": 0.0}, repeats=3, ngram_tau=2.39,
+        sampling={"temperature": 0.0}, repeats=3, ngram_tau=2.39, lead=None,
         rows=(
             row("fovea", "chart"),
             row("fovea", "text", identical=19, near_tie=1),
@@ -84,6 +90,12 @@ def test_rule_and_table_of_word_pieces_are_printed(result):
 def test_clean_result_has_no_warnings(result):
     clean = replace(result, rows=result.rows[:1], means={"fovea": mean()})
     assert "Struck" not in markdown(clean) and "hf-*" not in markdown(clean)
+
+
+def test_a_few_requests_are_said_to_be_few(result):
+    few = replace(result, rows=(row("fovea", "chart", requests=4),))
+    assert "4 requests in a family the intervals say little" in markdown(few)
+    assert "say little" not in markdown(result)
 
 
 def test_pipe_in_an_entry_does_not_break_the_table(result):

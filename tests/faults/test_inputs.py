@@ -42,7 +42,9 @@ def conversations(tmp_path_factory):
         said = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a red."}]
         lines.append({"id": str(count), "messages": said, "images": names})
     examples = read_examples(write_lines(folder / "d.jsonl", lines))
-    store = record(target, examples, folder / "out", answers="reference", dtype="float32")
+    store = record(
+        target, examples, folder / "out", answers="reference", dtype="float32", taps=(1, 2, 3)
+    )
     return target, sorted(store.all, key=lambda sample: sample.id)
 
 

@@ -29,6 +29,26 @@ def test_asking_for_more_than_the_context_holds_says_what_would_fit(target):
         target.encode(ask("x", max_new_tokens=5000))
 
 
+@pytest.mark.parametrize(
+    ("pictures", "way_out"), [(0, "shorten"), (1, "fewer or smaller pictures")]
+)
+def test_a_prompt_longer_than_the_context_says_by_how_much_and_what_to_shorten(
+    target, pictures, way_out
+):
+    shown = [tiny.picture()] * pictures
+    short = len(target.encode(ask("x", shown)).tokens)
+    more = target.context_length - short  # one token a letter: the prompt fills the context
+    for beyond in (0, 300):
+        with pytest.raises(BadRequest) as refused:
+            target.encode(ask("x" * (more + 1 + beyond), shown, max_new_tokens=1))
+        said = str(refused.value)
+        assert f"the prompt takes {target.context_length + beyond} tokens" in said
+        assert f"holds {target.context_length} for prompt and answer" in said
+        assert way_out in said and f"by at least {1 + beyond} tokens" in said
+        assert "at most 0" not in said
+    assert len(target.encode(ask("x" * more, shown, max_new_tokens=1)).tokens) == 4095
+
+
 @pytest.mark.parametrize("context", [300, 3000])
 def test_exact_rows_make_scattered_paths_bit_equal_in_bfloat16(context):
     target = tiny.tiny_target(dtype=torch.bfloat16, exact_rows=True)

@@ -118,6 +118,49 @@ def test_a_damaged_config_is_named(folder, text):
         load_trained(folder, target(), {})
 
 
+def edited(folder, change):
+    """The folder with another config.json, its weights and their header untouched."""
+    description = json.loads((folder / CONFIG).read_text())
+    change(description)
+    (folder / CONFIG).write_text(json.dumps(description))
+    return folder
+
+
+EDITS = {
+    r"config\.nodes \(7, edited to 12\).*--set nodes=12": lambda d: d["config"].update(nodes=12),
+    r"config\.objective\.hidden \(2\.0, edited to 3": lambda d: d["config"].update(
+        objective={"hidden": 3}
+    ),
+    r"config\.depth \(6, edited to absent\)\. Undo the edit$": lambda d: d["config"].pop("depth"),
+    r"config\.colour \(absent, edited to null\)": lambda d: d["config"].update(colour=None),
+    r"target\.name \(\"tiny\", edited to \"other\"\)": lambda d: d["target"].update(name="other"),
+    r"recipe\.seed .*\. Undo the edit$": lambda d: d["recipe"].update(seed=9),
+    r"drafter \(.*edited to \"plain\"": lambda d: d.update(drafter="plain"),
+}
+
+
+@pytest.mark.parametrize("named", EDITS)
+def test_an_edited_config_is_refused_with_what_differs_and_the_way_out(folder, named):
+    with pytest.raises(BadArtifact, match=named):
+        load_trained(edited(folder, EDITS[named]), target(), {})
+
+
+def test_a_config_that_was_only_written_anew_is_no_edit(folder):
+    text = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(text, sort_keys=True))
+    assert load_trained(folder, target(), {}).config == trained().config
+
+
+def test_a_config_of_a_save_that_was_cut_short_is_told_and_the_weights_count(folder, caplog):
+    def of_newer_weights(description):
+        description["config"]["nodes"] = 12
+        description["weights_sha256"] = "0" * 64
+
+    loaded = load_trained(edited(folder, of_newer_weights), target(), {})
+    assert loaded.config == trained().config
+    assert "other weights" in caplog.text and "cut short" in caplog.text
+
+
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     drafter = trained()
     with torch.no_grad():

@@ -4,10 +4,11 @@ from typing import Annotated
 
 import typer
 
-from varifocal.cli import demo
+from varifocal.cli import demo, sparse, suite
 from varifocal.cli._inputs import versions
 from varifocal.cli._program import Command, DefaultGroup, Program, sectioned
 from varifocal.cli.bench import bench
+from varifocal.cli.convert import convert
 from varifocal.cli.doctor import doctor
 from varifocal.cli.drafters import drafters
 from varifocal.cli.generate import generate
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-for _command in (generate, verify, doctor, bench, record, train, drafters, targets):
+for _command in (generate, verify, doctor, bench, record, train, convert, drafters, targets):
     app.command(cls=Command)(sectioned(_command))
 demo_app = typer.Typer(
     cls=DefaultGroup,
@@ -32,6 +33,15 @@ demo_app = typer.Typer(
 for _part in (demo.show, demo.build, demo.score):
     demo_app.command(cls=Command)(sectioned(_part))
 app.add_typer(demo_app, name="demo")
+suite_app = typer.Typer(cls=Program, help="Suites of requests for bench and verify.")
+suite_app.command("import", cls=Command)(sectioned(suite.import_layout))
+suite_app.command("list", cls=Command)(sectioned(suite.list_layouts))
+suite_app.command("check", cls=Command)(sectioned(suite.check))
+app.add_typer(suite_app, name="suite")
+
+sparse_app = typer.Typer(cls=Program, help="Dynamic sparse attention with PRR.")
+sparse_app.command("verify", cls=Command)(sectioned(sparse.verify))
+app.add_typer(sparse_app, name="sparse")
 
 
 def _show_versions(is_asked: bool) -> bool:

@@ -144,7 +144,7 @@ def _from_file(path: Path) -> tuple[Message, ...]:
 def engine_from(target: TargetOptions, drafting: DraftingOptions, out: Output) -> Engine:
     """Load what was named; loading may take a while, so it is announced."""
     quiet_transformers()
-    drafter = None if drafting.drafter == "auto" else drafting.drafter
+    drafter = drafting.drafter or None
     with out.busy(f"loading {target.target}"):
         engine = load(
             target.target,

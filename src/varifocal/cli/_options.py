@@ -166,9 +166,10 @@ class DraftingOptions:
         typer.Option(
             "--drafter",
             metavar="NAME|PATH|plain|auto",
-            help="auto: fovea where one is shipped for the target, else lookup.",
+            help="Left out: fovea where one is shipped for the target, else lookup. auto: each "
+            "round the one that pays best, with copied text grafted in.",
         ),
-    ] = "auto"
+    ] = ""
     set: Annotated[
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the drafter. Repeatable."),
@@ -182,7 +183,7 @@ class SuiteOptions:
     suite: Annotated[
         str,
         typer.Option(
-            "--suite", metavar="demo|FILE.jsonl", help="demo: pictures no model was trained on."
+            "--suite", metavar="demo|FILE.jsonl|DIR", help="demo: pictures no model was trained on."
         ),
     ] = "demo"
     limit: Annotated[int | None, typer.Option("--limit", help="Requests a family.")] = None

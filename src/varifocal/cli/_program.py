@@ -1,6 +1,5 @@
-"""How every command runs: its sections of options, the configuration file, errors, exit codes."""
+"""How every command runs: its sections of options, errors, exit codes."""
 
-import difflib
 import inspect
 import logging
 import os
@@ -12,19 +11,15 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from varifocal.cli._config import Hints, read_config
 from varifocal.errors import BadOption, VarifocalError
-
-Hints = dict[str, dict[str, Any]]  # section: field: type
 
 _CONFIG = Annotated[
     Path | None,
@@ -39,7 +34,7 @@ _OVERRIDES = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="SECTION.FIELD=VALUE",
-        help="Changes to --config, such as sampling.seed=7.",
+        help="Changes to --config, such as sampling.seed=7 or 'limits.stop=[a, b]'.",
         rich_help_panel="Configuration",
     ),
 ]
@@ -169,102 +164,6 @@ def _with_json_value(args: Sequence[str]) -> list[str]:
         if arg == "--json" and is_other:
             made.append("-")
     return made
-
-
-class Configured:
-    """What a configuration file and overrides say, checked against the options of a command."""
-
-    def __init__(self) -> None:
-        self.defaults: dict[str, Any] = {}
-        self.overridden: list[str] = []
-
-
-def read_config(path: str | Path | None, overrides: Sequence[str], hints: Hints) -> Configured:
-    """Read and check; unknown keys, wrong types and doubles are refused by name."""
-    config = OmegaConf.create({}) if path is None else _load(Path(path))
-    found = Configured()
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise BadOption(f"wanted section.field=value, got {text!r}; see --help for the options")
-        keys = key.replace("-", "_").split(".")
-        section = [keys[0]] if keys[0] in hints or keys[0] == "set" else []
-        found.overridden.append(keys[1] if section and len(keys) > 1 else keys[0])
-        OmegaConf.update(config, ".".join(keys), value, force_add=True)
-    try:
-        values = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        raise BadOption(f"the configuration cannot be read: {error}") from error
-    for name, field, value, hint in _entries(values, hints):
-        if field in found.defaults:
-            raise BadOption(f"the configuration gives {field} twice; give it once")
-        if value is not None:
-            found.defaults[field] = _checked(name, value, hint)
-    return found
-
-
-def _load(path: Path) -> Any:
-    try:
-        config = OmegaConf.load(path)
-    except FileNotFoundError:
-        raise BadOption(f"there is no configuration file {path}") from None
-    except (OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise BadOption(f"the configuration {path} cannot be read: {error}") from error
-    except Exception as error:  # PyYAML's errors have a base that omegaconf does not hand on
-        reason = " ".join(str(error).split())
-        raise BadOption(f"the configuration {path} is not YAML: {reason}") from error
-    if not OmegaConf.is_dict(config):
-        raise BadOption(f"the configuration {path} must map options to values")
-    return config
-
-
-def _entries(values: Any, hints: Hints) -> list[tuple[str, str, Any, Any]]:
-    """(full name, field, value, type) of every key, sections opened."""
-    known = {field: hint for section in hints.values() for field, hint in section.items()}
-    found = []
-    for raw, value in values.items():
-        key = str(raw).replace("-", "_")
-        if key in hints and (isinstance(value, dict) or key not in known):
-            if not isinstance(value, dict):
-                raise BadOption(f"the section {key} must map options to values, got {value!r}")
-            for raw_field, inner in value.items():
-                field = str(raw_field).replace("-", "_")
-                if field not in hints[key]:
-                    raise _unknown(f"{key}.{field}", [f"{key}.{name}" for name in hints[key]])
-                found.append((f"{key}.{field}", field, inner, hints[key][field]))
-        elif key in known:
-            found.append((key, key, value, known[key]))
-        else:
-            raise _unknown(key, [*known, *hints])
-    return found
-
-
-def _unknown(key: str, known: Sequence[str]) -> BadOption:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-    return BadOption(f"the configuration has the unknown key {key}; {hint}")
-
-
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    """The value as typer takes defaults: text, yes or no, or a list of texts."""
-    is_list = get_origin(hint) is list
-    if is_list and isinstance(value, dict):
-        value = [f"{key}={_typed_as(item)}" for key, item in value.items()]
-    elif is_list and not isinstance(value, list):
-        value = [value]
-    try:
-        checked = TypeAdapter(hint).validate_python(value)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"].lower()
-        raise BadOption(f"the configuration's {name} is {value!r}: {reason}") from error
-    if is_list:
-        return [str(item) for item in checked]
-    return checked if isinstance(checked, bool) else str(checked)
-
-
-def _typed_as(value: Any) -> str:
-    """A YAML value as it would be typed after `--set key=`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class DefaultGroup(TyperGroup):

@@ -48,7 +48,7 @@ def doctor(
             raise  # nothing to examine
         _tell(_unread(model, drafting, str(error)), out)
         raise typer.Exit(1) from None
-    drafter = default_drafter(target) if drafting.drafter == "auto" else drafting.drafter
+    drafter = drafting.drafter or default_drafter(target)
     with out.progress("examining", None) as bar:
         diagnosis = diagnose(target, drafter, options, cases, lambda stage: bar.step(stage))
     _tell(diagnosis, out)

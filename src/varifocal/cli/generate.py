@@ -20,7 +20,8 @@ from varifocal.cli._options import (
     TargetOptions,
 )
 from varifocal.cli._output import Output
-from varifocal.decode import Generation, check_n
+from varifocal.decode import Generation
+from varifocal.request import check_n
 from varifocal.result import GenerationResult, Round
 
 

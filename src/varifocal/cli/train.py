@@ -6,7 +6,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,7 @@ from varifocal.errors import BadOption, DrafterMismatch
 from varifocal.evaluation.suites import load_suite
 from varifocal.request import Request
 from varifocal.training._evaluation import ShouldStop, Stopped
+from varifocal.training._files import check_folder, check_no_recording, make_folder
 
 if TYPE_CHECKING:
     from varifocal.drafter import Drafter
@@ -39,9 +40,9 @@ class TrainOptions:
         str, typer.Option("--drafter", metavar="NAME", help="Which one; see `varifocal drafters`.")
     ] = "fovea"
     set: Annotated[
-        list[str] | None,
+        list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the drafter. Repeatable."),
-    ] = None
+    ] = field(default_factory=list)
     artifacts: Annotated[
         Path, typer.Option("--artifacts", metavar="DIR", help="What `varifocal record` wrote.")
     ] = Path("runs/artifacts")
@@ -135,11 +136,14 @@ def train(
 
     out = Output(output)
     config = TrainConfig(**asdict(recipe))
-    options = parse_options(train.drafter, pairs(train.set or []))
+    options = parse_options(train.drafter, pairs(train.set))
     if not 0 <= train.valid < 1:
         raise BadOption(f"valid must be a share in [0, 1), got {train.valid}")
+    check_folder(train.out)
+    check_no_recording(train.out)
     requests = _held_out(train)
     store = ArtifactStore.open(train.artifacts)
+    make_folder(train.out)  # before the target is loaded, which takes a while
     target = _recorded(store, model, out)
     drafter = _fresh(train.drafter, target, options, config.seed)
     data, valid = store.split(train.valid)
@@ -175,7 +179,8 @@ def train(
         except Stopped:
             raise typer.Exit(interrupt.exit_code) from None
     scores = ", ".join(f"{name} {value:.3g}" for name, value in result.scores.items())
-    out.line(f"{train.drafter} after {result.steps} updates in {train.out}: {scores}")
+    told = f": {scores}" if scores else ""
+    out.line(f"{train.drafter} after {result.steps} updates in {train.out}{told}")
     out.write({"out": str(train.out), "drafter": train.drafter, **asdict(result)})
 
 

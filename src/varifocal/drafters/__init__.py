@@ -1,6 +1,7 @@
 """Drafting methods: one file each, found by name; a dotted name is a module of your own."""
 
 import os
+import re
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from varifocal.drafter import Drafter
 from varifocal.errors import BadOption
 from varifocal.target import Target
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def drafter_names() -> list[str]:
@@ -34,23 +37,45 @@ def drafter_class(name: str) -> type[Drafter[Any]]:
     return own[0]
 
 
-def load_drafter(name_or_path: str, target: Target, **options: Any) -> Drafter[Any]:
-    """A drafter by name, by dotted module, or from a folder that `train` wrote."""
-    if Path(name_or_path).is_dir():
-        from varifocal.drafters._weights import load_trained
+def load_drafter(
+    name_or_path: str,
+    target: Target,
+    *,
+    check: bool | None = None,
+    family: str | None = None,
+    **options: Any,
+) -> Drafter[Any]:
+    """A drafter by name, by dotted module, or from a folder or hub id ("owner/name").
 
-        drafter = load_trained(Path(name_or_path), target, options)
-    else:
-        cls = drafter_class(name_or_path)
-        check_options(name_or_path, cls, options)
-        drafter = cls.load(target, options)
+    A folder is one that `train` wrote, or a published checkpoint in its authors' layout. Of the
+    latter alone, `family` says which it is where its tensors leave that open, and `check=False`
+    loads it without trying whether it guesses what the target says. See docs/published.md.
+    """
+    is_place = Path(name_or_path).is_dir() or HUB_ID.fullmatch(name_or_path) is not None
+    if is_place:
+        from varifocal.drafters._published import load_folder
+        from varifocal.drafters._weights import folder_of
+
+        return load_folder(folder_of(name_or_path), target, options, check=check, family=family)
+    given = {"check": check, "family": family}
+    options |= {key: value for key, value in given.items() if value is not None}
+    cls = drafter_class(name_or_path)
+    check_options(name_or_path, cls, options)
+    drafter = cls.load(target, options)
     drafter.prepare()
     return drafter
 
 
 def check_options(name: str, cls: type[Drafter[Any]], options: dict[str, Any]) -> None:
-    """Refuse options that the drafter does not have, by name."""
-    known = [f.name for f in fields(cls.Config)]
+    """Refuse options that the drafter does not have, and a yes or no in a number's place."""
+    known = {f.name: f.default for f in fields(cls.Config)}
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise BadOption(f"{name} has no option {', '.join(unknown)}; it has {', '.join(known)}")
+    for key, value in options.items():
+        default = known[key]
+        is_other = isinstance(default, int | float | str) and not isinstance(default, bool)
+        if isinstance(value, bool) and is_other:
+            raise BadOption(
+                f"{name}'s option {key} is no yes or no, got {value}; its default is {default!r}"
+            )

@@ -74,13 +74,43 @@ class Block(nn.Module):
         return grown
 
 
+class PairBlock(Block):
+    """A block of [embedding; state] rows: attention reads both, normed, around the state alone.
+
+    With `norm_before_residual` it is the normed state that goes on beside the attention.
+    """
+
+    def __init__(self, shape: BlockShape, *, norm_before_residual: bool = False) -> None:
+        super().__init__(shape, width=2 * shape.hidden, has_input_norm=False)
+        self.norm_before_residual = norm_before_residual
+        self.token_norm = shape.norm()
+        self.state_norm = shape.norm()
+
+    def project(
+        self, x: Float[Tensor, "*b n E"], rotation: "Rotation"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values."""
+        token, state = x.chunk(2, -1)
+        normed = torch.cat([self.token_norm(token), self.state_norm(state)], -1)
+        return super().project(normed, rotation)
+
+    def finish(
+        self, x: Float[Tensor, "*b n E"], attended: Float[Tensor, "*b H n dh"]
+    ) -> Float[Tensor, "*b n D"]:
+        """The block's output from what its attention read."""
+        state = x.chunk(2, -1)[1]
+        return super().finish(
+            self.state_norm(state) if self.norm_before_residual else state, attended
+        )
+
+
 def split_heads(
     made: Float[Tensor, "*b n E"], shape: BlockShape, rotation: "Rotation"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of rows that hold all three: E = (H + 2 G) dh."""
     parts = made.unflatten(-1, (-1, shape.head_width)).transpose(-2, -3)
     turned = shape.heads + shape.kv_heads
-    q, k = _rotate(parts[..., :turned, :, :], rotation).split([shape.heads, shape.kv_heads], dim=-3)
+    q, k = rotate(parts[..., :turned, :, :], rotation).split([shape.heads, shape.kv_heads], dim=-3)
     return q, k, parts[..., turned:, :, :]
 
 
@@ -120,7 +150,8 @@ def _table(
     return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
 
 
-def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Queries or keys with their positions put in."""
     cos, sin = rotation
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 

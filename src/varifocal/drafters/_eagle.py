@@ -5,7 +5,7 @@ and `norms="rms"` the network is the published one, which has no norms but those
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from varifocal.drafters._blocks import Block
 from varifocal.drafters._growth import Scored
 from varifocal.drafters._learned import LearnedDrafter, TargetHeadDrafter
-from varifocal.drafters._recurrence import Recurrence, draft, note
+from varifocal.drafters._recurrence import Reader, draft, note
 from varifocal.drafters._unroll import Chain, Judged, Teacher, Unrolled, gather, unroll
 from varifocal.errors import BadOption
 from varifocal.plan import Budget
@@ -23,6 +23,8 @@ from varifocal.target import Forward, Target, Want
 from varifocal.training.losses import Losses, depth_weight
 from varifocal.tree import DraftTree
 from varifocal.verify import Verification
+
+R = TypeVar("R", bound=Reader)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class Supervised(Unrolled, Protocol):
         """[B, S, D]."""
 
 
-class EagleDrafter(TargetHeadDrafter[Recurrence]):
+class EagleDrafter(TargetHeadDrafter[R], Generic[R]):
     """Drafts on the target's last state with its own head; what it sees of pictures is open."""
 
     want = Want(final=True)
@@ -111,15 +113,20 @@ class EagleDrafter(TargetHeadDrafter[Recurrence]):
         """A network with fresh weights."""
         return JoinNetwork(hidden, self.config)
 
-    def propose(self, state: Recurrence, root: int, budget: Budget) -> DraftTree:
+    def propose(self, state: R, root: int, budget: Budget) -> DraftTree:
         """Grow a tree below the root."""
         width = self.config.width
         return draft(self.network, self.target, state, root, self._score, width, budget)
 
-    def observe(self, state: Recurrence, verdict: Verification, seen: Forward) -> None:
+    def observe(self, state: R, verdict: Verification, seen: Forward) -> None:
         """Keep the true features of the accepted path for the next draft; no computation yet."""
         assert seen.final is not None
         note(state, seen.final, self._embed(verdict.tokens))
+
+    def _following(self, prefill: Forward, root: int) -> Float[Tensor, "T D"]:
+        """What the target reads after each slot of the prompt: pictures as projected embeddings."""
+        assert prefill.embeddings is not None
+        return torch.cat([prefill.embeddings[1:], self._embed([root])])
 
     def _score(self, states: Float[Tensor, "n D"], depth: int) -> Scored:
         """Log-probabilities of the next token for each state."""
@@ -134,17 +141,22 @@ class EagleDrafter(TargetHeadDrafter[Recurrence]):
             states, row = h[alive].float(), gather(teacher.place, place)[alive]
             wanted = gather(slots.final, place)[alive]
             log_q = target.head(states.to(target.dtype)).float().log_softmax(-1)
+            p = teacher.p[row]
             values = {
                 "regression": F.smooth_l1_loss(states, wanted, reduction="none").mean(-1).sum(),
-                "classification": -(teacher.p[row] * log_q).sum(),
+                "classification": -(p * log_q).sum(),
+                **self._further(p, log_q),
             }
             hits = (log_q.argmax(-1) == teacher.labels[row]).float().sum()
             return Judged(values, hits, alive.sum())
 
         weights = [depth_weight(n + 1, config.gamma_w) for n in range(config.unroll)]
         parts, agree = unroll(chain, slots, weights, judge)
-        total = (
-            config.regression * parts["regression"]
-            + config.classification * parts["classification"]
-        )
+        total = torch.stack([getattr(config, name) * part for name, part in parts.items()]).sum()
         return Losses(total, {name: value.detach() for name, value in (parts | agree).items()})
+
+    def _further(
+        self, p: Float[Tensor, "n V"], log_q: Float[Tensor, "n V"]
+    ) -> dict[str, Float[Tensor, ""]]:
+        """More terms of a method's own, summed over states; a setting of its name weighs each."""
+        return {}

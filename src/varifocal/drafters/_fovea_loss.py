@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from varifocal.drafters._tapped import recorded
 from varifocal.drafters._unroll import (
     Chain,
     Judged,
@@ -19,6 +21,7 @@ from varifocal.drafters._unroll import (
     gather,
     kept_slots,
     nothing,
+    show,
     unroll,
 )
 from varifocal.training.artifacts import Artifact
@@ -40,30 +43,33 @@ class _Slots:
     Slot j pairs the target state before text token u_j with the embedding of u_j.
     """
 
-    features: Float[Tensor, "B S D"]
+    features: Float[Tensor, "B S F"]
+    final: Float[Tensor, "B S D"]
     mid: Float[Tensor, "B S D"] | None
     tokens: Int64[Tensor, "B S"]
     embeddings: Float[Tensor, "B S D"]
     positions: Int64[Tensor, "B S"]
     answer: Bool[Tensor, "B S"]  # u_j is supervised
-    visual: Float[Tensor, "B M D"]
+    visual: Float[Tensor, "B M E"]
     visual_valid: Bool[Tensor, "B M"]
     bases: Int64[Tensor, "B A"]  # slots whose u_j is a root that a draft continues
     bases_valid: Bool[Tensor, "B A"]
 
 
-def fovea_loss(network: Any, target: Target, config: Any, batch: list[Artifact]) -> Losses:
+def fovea_loss(
+    network: Any, target: Target, config: Any, batch: list[Artifact], layers: Sequence[int] = ()
+) -> Losses:
     """The total and its parts, averaged with the depth weights over supervised states.
 
     Step s of base j predicts u_{j+1+s}; its teacher is the target's state before that token. As
     in decoding, step 0 reads true features and later steps the drafter's own states; each step
     attends to the true slots up to its base and to its own chain.
     """
-    slots = _collate(batch, target, config)
+    slots = _collate(batch, target, config, layers)
     if slots.bases.shape[1] == 0:
         return nothing(network)
     memory = network.visual.remember(slots.visual, slots.visual_valid)
-    chain, teacher = Chain(network, slots), Teacher(target, slots.features, slots.answer)
+    chain, teacher = Chain(network, slots), Teacher(target, slots.final, slots.answer)
 
     def judge(step: int, h: Tensor, place: Tensor, alive: Tensor) -> Judged:
         if config.correction != "none" and step <= config.max_correction_depth:
@@ -106,7 +112,7 @@ def _judged(
     logits = target.head(corrected.to(target.dtype)).float()
     log_q = logits.log_softmax(-1)
     values = {
-        "hidden": hidden_loss(corrected, gather(slots.features, place)[alive]).sum(),
+        "hidden": hidden_loss(corrected, gather(slots.final, place)[alive]).sum(),
         "mid": mid,
         "kl": -(teacher.p[row] * log_q).sum() - teacher.entropy[row].sum(),
         "ce": -log_q.gather(-1, labels[:, None]).sum(),
@@ -115,7 +121,9 @@ def _judged(
     return Judged(values, (logits.argmax(-1) == labels).float().sum(), alive.sum())
 
 
-def _collate(batch: list[Artifact], target: Target, config: Any) -> _Slots:
+def _collate(
+    batch: list[Artifact], target: Target, config: Any, layers: Sequence[int] = ()
+) -> _Slots:
     """Shift features and tokens as in decoding, leave pictures out if the drafter does, pad."""
     device = target.device
     text_only = config.prefix == "text_only"
@@ -128,18 +136,27 @@ def _collate(batch: list[Artifact], target: Target, config: Any) -> _Slots:
     tokens = pad([item.tokens[1:][index] for item, index in rows])
     embeddings = target.embed(tokens).float()
     if config.prefix == "full":
-        image = pad([item.image_of[1:][index] >= 0 for item, index in rows])
-        embeddings[image] = torch.cat([item.visual for item in batch]).to(embeddings)
+        show(embeddings, pad([item.image_of[1:][index] >= 0 for item, index in rows]), batch)
     has_mid = all(item.mid is not None for item in batch)
     bases, bases_valid = bases_of(answer, config.max_bases)
+    final = pad([item.final[:-1][index].float() for item, index in rows])
+    features, visual = final, [item.visual.float() for item in batch]
+    if layers:
+        taps = [recorded(item, layers, "fovea").float() for item in batch]
+        if config.features == "taps":
+            tapped = zip(rows, taps, strict=True)
+            features = pad([states[:-1][index] for (_, index), states in tapped])
+        if config.evidence == "contextual":
+            visual = [states[item.image_of >= 0] for item, states in zip(batch, taps, strict=True)]
     return _Slots(
-        features=pad([item.final[:-1][index].float() for item, index in rows]),
+        features=features,
+        final=final,
         mid=pad([item.mid[:-1][index].float() for item, index in rows]) if has_mid else None,  # type: ignore[index]
         tokens=tokens,
         embeddings=embeddings.detach(),
         positions=pad([index for _, index in rows]),
         answer=answer,
-        visual=pad([item.visual.float() for item in batch]),
+        visual=pad(visual),
         visual_valid=pad([torch.ones(len(item.visual), dtype=torch.bool) for item in batch]),
         bases=bases,
         bases_valid=bases_valid,

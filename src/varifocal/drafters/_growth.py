@@ -115,7 +115,7 @@ class _Pool:
         """The best candidates below the root."""
         scores = self.scores()
         ordered, order = torch.sort(scores, descending=True, stable=True)
-        size = min(budget.nodes, len(order))
+        size, spent = min(budget.nodes, len(order)), None
         if budget.cost:
             spent = _spent(budget.cost, len(self.tokens))
             size = budget.cost.best_size(np.exp(_numbers(ordered[:size])), spent)
@@ -129,6 +129,7 @@ class _Pool:
             torch.cat([torch.full_like(top, -1), place[torch.cat(self._parents)[kept]]]),
             torch.cat([torch.ones_like(scores[:1]), scores[kept].exp()]),
             self._looks(kept),
+            spent,
         )
 
     def _looks(self, kept: Tensor) -> Evidence | None:

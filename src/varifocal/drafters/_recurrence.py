@@ -7,7 +7,7 @@ state of token i + 1. A network has `enter` (feature, embedding -> input of the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -121,9 +121,7 @@ def draft(
     state.cache.rewind()
     if ids is None:
         return tree
-    return DraftTree(
-        torch.cat([tree.tokens[:1], ids[tree.tokens[1:]]]), tree.parents, tree.scores, tree.evidence
-    )
+    return replace(tree, tokens=torch.cat([tree.tokens[:1], ids[tree.tokens[1:]]]))
 
 
 def note(state: Reader, features: Float[Tensor, "n F"], following: Float[Tensor, "n D"]) -> None:

@@ -68,6 +68,7 @@ class Slots:
     answer: Bool[Tensor, "B S"]
     bases: Int64[Tensor, "B A"]
     bases_valid: Bool[Tensor, "B A"]
+    is_visual: Bool[Tensor, "B S"]  # u_j stands for a part of a picture
 
 
 def collate(
@@ -77,12 +78,18 @@ def collate(
     *,
     text_only: bool,
     max_bases: int,
+    visual: bool = False,
+    kept: list[Tensor] | None = None,
 ) -> Slots:
     """Shift features and tokens as in decoding, leave picture slots out if the drafter does, pad.
 
-    A picture's slot, where it is kept, is embedded as its placeholder.
+    A picture's slot, where it is kept, is embedded as its placeholder, with `visual` as the
+    projected visual token that the target reads. `kept` lists the slots that a drafter reads of
+    each sample, if it is neither all nor those of text.
     """
-    rows = [(item, kept_slots(item, text_only=text_only)) for item in batch]
+    if kept is None:
+        kept = [kept_slots(item, text_only=text_only) for item in batch]
+    rows = list(zip(batch, kept, strict=True))
 
     def pad(xs: list[Tensor]) -> Tensor:
         return pad_sequence(xs, batch_first=True).to(target.device)
@@ -90,16 +97,30 @@ def collate(
     answer = pad([item.supervised[1:][index] for item, index in rows])
     tokens = pad([item.tokens[1:][index] for item, index in rows])
     bases, bases_valid = bases_of(answer, max_bases)
+    embeddings = target.embed(tokens).float().detach()
+    is_visual = pad([item.image_of[1:][index] >= 0 for item, index in rows])
+    if visual and not text_only:
+        show(embeddings, is_visual, batch)
     return Slots(
         features=pad([features(item)[:-1][index].float() for item, index in rows]),
         final=pad([item.final[:-1][index].float() for item, index in rows]),
         tokens=tokens,
-        embeddings=target.embed(tokens).float().detach(),
+        embeddings=embeddings,
         positions=pad([index for _, index in rows]),
         answer=answer,
         bases=bases,
         bases_valid=bases_valid,
+        is_visual=is_visual,
     )
+
+
+def show(
+    embeddings: Float[Tensor, "B S D"], is_visual: Bool[Tensor, "B S"], batch: list[Artifact]
+) -> None:
+    """Put the projected visual tokens at their slots, all of which are kept; in place."""
+    # No slot is followed by the first token: of a picture that opens a prompt it is left out.
+    parts = [item.visual[int(item.image_of[0] >= 0) :] for item in batch]
+    embeddings[is_visual] = torch.cat(parts).to(embeddings)
 
 
 def kept_slots(item: Artifact, *, text_only: bool) -> Int64[Tensor, " S"]:
@@ -147,12 +168,24 @@ class Judged:
     count: Int64[Tensor, ""]
 
 
+@runtime_checkable
+class Drafting(Protocol):
+    """Draft states of all bases, step by step."""
+
+    @property
+    def h(self) -> Tensor:
+        """[B, A, D]: of the newest step, as they are scored."""
+
+    def advance(self, step: int) -> None:
+        """Draft one token further from every base, on its own state."""
+
+
 # Of one step: its number, the states [B, A, D], the slots that they predict, which of them live.
 Judge = Callable[[int, Tensor, Tensor, Tensor], Judged]
 
 
 def unroll(
-    chain: Chain, slots: Unrolled, weights: Sequence[float], judge: Judge
+    chain: Drafting, slots: Unrolled, weights: Sequence[float], judge: Judge
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Means of what `judge` returns over the supervised states of all steps, weighted by step.
 
@@ -198,19 +231,24 @@ class Chain:
             x = network.enter(slots.features, slots.embeddings)
         size = x.shape[1]
         causal = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()
+        self.visible = torch.arange(size, device=x.device) <= slots.bases[..., None]  # [B, A, S]
         turn = rotation(slots.positions, network.shape, x.dtype)
         for number, block in enumerate(network.blocks):
             q, k, v = block.project(x, turn)
             k, v = (shared_heads(y, q.shape[-3]) for y in (k, v))
             self.stable.append((k, v))
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            weights = scores.masked_fill(~causal, float("-inf")).float().softmax(-1)
-            x = block.finish(x, weights.to(v.dtype) @ v)
+            is_last = number + 1 == len(network.blocks)
+            if is_last:  # of slots that are no bases only its keys and values are ever read
+                x = gather(x, slots.bases)
+                row = slots.bases[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
+                x = block.finish(x, self._attend(number, q.gather(2, row)))
+            else:
+                scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+                weights = scores.masked_fill(~causal, float("-inf")).float().softmax(-1)
+                x = block.finish(x, weights.to(v.dtype) @ v)
             if number == 0:
-                self.first = gather(x, slots.bases)
-        self.h = gather(network.norm(x), slots.bases)
-        index = torch.arange(size, device=x.device)
-        self.visible = index <= slots.bases[..., None]  # [B, A, S]
+                self.first = x if is_last else gather(x, slots.bases)
+        self.h = network.norm(x)
 
     def advance(self, step: int) -> None:
         """Draft one token further from every base, on its own state."""
@@ -228,19 +266,32 @@ class Chain:
         self.h = network.norm(x)
 
     def _attend(self, number: int, q: Float[Tensor, "B H A dh"]) -> Float[Tensor, "B H A dh"]:
-        """The true slots up to the base, then the own chain, in one softmax."""
-        keys, values = self.stable[number]
-        scale = q.shape[-1] ** -0.5
-        past = (q @ keys.transpose(-1, -2) * scale).masked_fill(
-            ~self.visible[:, None], float("-inf")
-        )
-        chain = self.drafted[number]
-        own = [(q * k).sum(-1, keepdim=True) * scale for k, _ in chain]
-        weights = torch.cat([past, *own], -1).float().softmax(-1).to(values.dtype)
-        out = weights[..., : keys.shape[-2]] @ values
-        for place, (_, v) in enumerate(chain, start=keys.shape[-2]):
-            out = out + weights[..., place : place + 1] * v
-        return out
+        """The true slots up to the base, then the own chain."""
+        return attend_chain(q, self.stable[number], self.drafted[number], self.visible)
+
+
+def attend_chain(
+    q: Float[Tensor, "B H A dh"],
+    stable: tuple[Tensor, Tensor],
+    chain: Sequence[tuple[Tensor, Tensor]],
+    visible: Bool[Tensor, "b A S"],
+) -> Float[Tensor, "B H A dh"]:
+    """Attention in one softmax to the visible true slots, and to the own part of a chain.
+
+    `stable` are their keys and values [B, H, S, dh], `chain` those of each drafted step, of which
+    row a reads its own alone.
+    """
+    keys, values = stable
+    q = q * q.shape[-1] ** -0.5
+    scores = (q @ keys.transpose(-1, -2)).masked_fill(~visible[:, None], float("-inf"))
+    if chain:
+        own = [(q * k).sum(-1, keepdim=True) for k, _ in chain]
+        scores = torch.cat([scores, *own], -1)
+    weights = scores.float().softmax(-1).to(values.dtype)
+    out = weights[..., : keys.shape[-2]] @ values
+    for place, (_, v) in enumerate(chain, start=keys.shape[-2]):
+        out = out + weights[..., place : place + 1] * v
+    return out
 
 
 def bases_of(

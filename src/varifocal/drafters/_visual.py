@@ -32,25 +32,29 @@ class Memory:
 
 
 class VisualCorrection(nn.Module):
-    """h + g * f([h; r]), where r is read from the memory by a query made of h and its depth.
+    """h + g * f([LN(h); r]), where r is read from the memory by a query made of h and its depth.
 
     [FOVEA, Eq. 5-9]. `settings` is the drafter's config: correction, select, top_k, rho, k_min,
-    k_max, depth_embedding, gate, memory_width, bottleneck, depth.
+    k_max, depth_embedding, gate, memory_width, bottleneck, unroll, evidence.
+
+    Two products that would follow one another are one matrix each: LN(h) meets W_Q and the first
+    layers of f and g in `look`, and u_i is W_U x_i as these layers see it (a mixture and a linear
+    map commute), so that a draft step pays for two small products.
     """
 
     def __init__(self, hidden: int, settings: Any) -> None:
         super().__init__()
         self.settings = settings
         width = settings.memory_width
+        self.inner = settings.bottleneck + (hidden if settings.gate else 0)
+        reads = 3 * hidden if settings.evidence == "contextual" else hidden
         shape = settings.shape(hidden)
         self.state_norm = shape.norm()
-        self.query = nn.Linear(hidden, width, bias=False)
-        self.depth = nn.Embedding(max(settings.depth, 1), hidden)
-        self.memory_norm = shape.norm()
-        self.memory_keys = nn.Linear(hidden, width, bias=False)
-        self.memory_values = nn.Linear(hidden, width, bias=False)
-        # One product for the correction's first layer and the gate.
-        self.first = nn.Linear(hidden + width, settings.bottleneck + hidden)
+        self.look = nn.Linear(hidden, width + self.inner)
+        self.depth = nn.Embedding(settings.unroll, hidden)
+        self.memory_norm = shape.norm(reads)
+        self.memory_keys = nn.Linear(reads, width, bias=False)
+        self.memory_values = nn.Linear(reads, self.inner, bias=False)
         self.second = nn.Linear(settings.bottleneck, hidden)
         nn.init.zeros_(self.depth.weight)
         nn.init.zeros_(self.second.weight)  # no correction to begin with
@@ -59,55 +63,73 @@ class VisualCorrection(nn.Module):
             self.fixed_query = nn.Parameter(torch.randn(width) * width**-0.5)
 
     def remember(
-        self, visual: Float[Tensor, "*b M D"], valid: Bool[Tensor, "*b M"] | None = None
+        self, visual: Float[Tensor, "*b M E"], valid: Bool[Tensor, "*b M"] | None = None
     ) -> Memory:
         """Build the memory, once per request. [FOVEA, Eq. 4]"""
         x = self.memory_norm(visual)
         keys = self.memory_keys(x) * self.settings.memory_width**-0.5
-        is_large = keys.dim() == 2 and len(keys) >= MANY and not keys.requires_grad
-        match = packed_matrix(keys) if is_large else None
-        return Memory(keys, self.memory_values(x), self.query(self.depth.weight), valid, match)
+        values, depths = self.memory_values(x), self._query_of(self.depth.weight)
+        if keys.dim() > 2:
+            return Memory(keys, values, depths, valid)
+        # Of one request: few rows meet it at a time, and on a CPU small products are fastest in
+        # float32, large ones packed.
+        match = packed_matrix(keys) if len(keys) >= MANY and not keys.requires_grad else None
+        keys = keys if match else keys.float()
+        return Memory(keys, values.float(), depths, valid, match)
 
     def forward(
         self, h: Float[Tensor, "*b n D"], depth: int, memory: Memory
     ) -> tuple[Float[Tensor, "*b n D"], Evidence | None]:
         """The corrected scoring state; `h` itself is left as it is."""
-        read, evidence = self._read(h, depth, memory)
-        made = self.first(torch.cat([h, read], -1))
-        inner, gate = made.split([self.settings.bottleneck, h.shape[-1]], -1)
-        change = self.second(F.silu(inner))
-        if self.settings.gate:
-            change = gate.sigmoid() * change
+        settings = self.settings
+        query, own = self.look(self.state_norm(h)).split([settings.memory_width, self.inner], -1)
+        read, evidence = self._read(query, depth, memory)
+        made = own + read
+        change: Tensor = self.second(F.silu(made[..., : settings.bottleneck]))
+        if settings.gate:
+            change = made[..., settings.bottleneck :].sigmoid() * change
         return h + change, evidence
 
-    def _read(self, h: Tensor, depth: int, memory: Memory) -> tuple[Tensor, Evidence | None]:
+    def _query_of(self, x: Tensor) -> Tensor:
+        """W_Q x, without bias."""
+        # As a product with the layer, whose weight may be packed: a depth's part of a query.
+        made: Tensor = self.look(x) - self.look(torch.zeros_like(x[:1]))
+        return made[..., : self.settings.memory_width]
+
+    def _read(
+        self, query: Float[Tensor, "*b n K"], depth: int, memory: Memory
+    ) -> tuple[Tensor, Evidence | None]:
         """r_n, the renormalised mixture of the selected values. [FOVEA, Eq. 6-8]"""
         blind = self.settings.correction == "blind"
         if blind or memory.size == 0:
-            return h.new_zeros(*h.shape[:-1], self.settings.memory_width), None
-        scores = self._scores(h, depth, memory)
+            return query.new_zeros(*query.shape[:-1], self.inner), None
+        scores = self._scores(query, depth, memory)
         chosen, entries = self._select(scores, memory)
         weights = chosen.softmax(-1)
         if entries is None:
-            return _shown(weights @ memory.values, memory), None
-        if h.dim() == 2:
-            read = torch.bmm(weights[:, None], memory.values[entries])[:, 0]
-            return read, Evidence(entries, weights)
+            mixed = weights.to(memory.values.dtype) @ memory.values
+            return _shown(mixed, memory).to(query.dtype), None
+        if query.dim() == 2:
+            # Gathers and mixes in one kernel.
+            read = F.embedding_bag(
+                entries, memory.values, per_sample_weights=weights.float(), mode="sum"
+            )
+            return read.to(query.dtype), Evidence(entries, weights)
         # In training a sparse row of weights over all entries is faster than a gather.
         full = torch.zeros_like(scores).scatter(-1, entries, weights.to(scores.dtype))
         return _shown(full.to(memory.values.dtype) @ memory.values, memory), None
 
-    def _scores(self, h: Tensor, depth: int, memory: Memory) -> Float[Tensor, "*b n M"]:
+    def _scores(
+        self, query: Float[Tensor, "*b n K"], depth: int, memory: Memory
+    ) -> Float[Tensor, "*b n M"]:
         """s_{n,i} = q_n . k_i / sqrt(d_k); -inf where there is no entry. [FOVEA, Eq. 5]"""
         settings = self.settings
         if settings.select == "query_agnostic":
-            query = self.fixed_query.to(h.dtype).expand(*h.shape[:-1], -1)
-        else:
-            query = self.query(self.state_norm(h))
-            if settings.depth_embedding:
-                query = query + memory.depths[min(depth, len(memory.depths) - 1)]
+            query = self.fixed_query.to(query.dtype).expand_as(query)
+        elif settings.depth_embedding:
+            query = query + memory.depths[min(depth, len(memory.depths) - 1)]
         keys, match = memory.keys, memory.match
-        scores: Tensor = query @ keys.transpose(-1, -2) if match is None else match(query)
+        scores: Tensor = match(query) if match else query.to(keys.dtype) @ keys.transpose(-1, -2)
         if memory.valid is not None:
             # Of a sample without pictures nothing is masked, lest its softmax be NaN: see `_shown`.
             padding = ~memory.valid & memory.valid.any(-1, keepdim=True)

@@ -6,7 +6,7 @@ and description together; `config.json` repeats it for people and other programs
 
 import hashlib
 import json
-import re
+import logging
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -18,17 +18,19 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from varifocal.drafter import Drafter
-from varifocal.drafters import check_options, drafter_class
+from varifocal.drafters import HUB_ID, check_options, drafter_class
 from varifocal.drafters._belongs import check_made_for, made_for
 from varifocal.errors import BadArtifact, BadOption
 from varifocal.target import Target
 from varifocal.training.artifacts import write_atomically
 
+logger = logging.getLogger(__name__)
+
 FORMAT, VERSION = "varifocal-drafter", 2
 _READ = (1, VERSION)  # version 1 names neither tokenizer nor features
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+_SHIPPED = Path(__file__).parent.parent / "demo" / "weights" / "drafters"
 _HEADER = "varifocal"
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +87,9 @@ def load_trained(folder: Path, target: Target, options: dict[str, Any]) -> Draft
 
     `options` may change how it drafts (nodes, depth, ...), not what its weights were trained as.
     """
-    _read_config(folder)
-    description, tensors = _read_weights(folder / WEIGHTS)
+    shown = _read_config(folder)
+    description, tensors = read_weights(folder / WEIGHTS)
+    _check_unedited(folder, shown, description)
     check_made_for(folder, description["target"], target)
     cls = drafter_class(str(description["drafter"]))
     known = {f.name: f for f in fields(cls.Config)}
@@ -119,11 +122,20 @@ def load_trained(folder: Path, target: Target, options: dict[str, Any]) -> Draft
 
 def shipped_weights(name: str, target: Target, root: Path | None = None) -> Path | None:
     """The folder of weights that this package ships of a drafter, if they fit the target."""
-    folder = (root or Path(__file__).parent.parent / "demo" / "weights" / "drafters") / name
+    folder = (root or _SHIPPED) / name
     if not (folder / CONFIG).exists():
         return None
     fingerprint = _read_config(folder)["target"]["fingerprint"]
     return folder if fingerprint == target.fingerprint else None
+
+
+def shipped_scores(target: Target, root: Path | None = None) -> dict[str, float]:
+    """tau of each drafter that is shipped for the target, as its recipe tells it."""
+    found = {}
+    for file in sorted((root or _SHIPPED).glob(f"*/{CONFIG}")):
+        if folder := shipped_weights(file.parent.name, target, root):
+            found[folder.name] = float(_read_config(folder)["recipe"]["scores"].get("tau", 1.0))
+    return found
 
 
 def load_shipped(name: str, target: Target, options: Mapping[str, Any]) -> Drafter[Any]:
@@ -149,7 +161,7 @@ def folder_of(folder_or_hub_id: str | Path) -> Path:
     if Path(folder_or_hub_id).is_dir():
         return Path(folder_or_hub_id)
     name = str(folder_or_hub_id)
-    if not _HUB_ID.fullmatch(name):
+    if not HUB_ID.fullmatch(name):
         raise BadArtifact(
             f"there is no folder {name}, and it is no hub id either (owner/name); "
             "`varifocal train` writes such folders"
@@ -158,8 +170,13 @@ def folder_of(folder_or_hub_id: str | Path) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    def fetched(*weights: str) -> Path:
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, CARD, *weights]))
+
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, CARD]))
+        folder = fetched(WEIGHTS, "model-*.safetensors", f"{WEIGHTS}.index.json")
+        has_weights = any(folder.glob("*.safetensors"))
+        return folder if has_weights else fetched("pytorch_model*")  # as many are published
     except LocalEntryNotFoundError as error:
         raise BadArtifact(
             f"{name} is no folder here, was not fetched before, and the hub cannot be reached "
@@ -235,7 +252,7 @@ def _checked(text: str, path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Description and tensors, checked against their checksum."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -252,6 +269,40 @@ def _read_weights(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if not bool(tensor.isfinite().all()):
             raise BadArtifact(f"{name} in {path} holds NaN or infinity; train it again")
     return description, tensors
+
+
+def _check_unedited(folder: Path, shown: dict[str, Any], kept: dict[str, Any]) -> None:
+    """Refuse edits of config.json: they would have no effect, since the weights' header counts."""
+    if shown["weights_sha256"] != kept["weights_sha256"]:  # no edit: a save that was cut short
+        logger.warning(
+            "%s describes other weights than those in %s, which say themselves what they are; the "
+            "newest save was cut short, so train or copy again to have its weights",
+            folder / CONFIG,
+            WEIGHTS,
+        )
+        return
+    new, old = _leaves(shown), _leaves(kept)
+    edited = sorted(dict(new.items() ^ old.items()))
+    if not edited:
+        return
+    listed = ", ".join(
+        f"{k} ({old.get(k, 'absent')}, edited to {new.get(k, 'absent')})" for k in edited
+    )
+    settings = [key for key in edited if key in new and key.startswith("config.")]
+    typed = " ".join(f"--set {key.removeprefix('config.')}={new[key]}" for key in settings)
+    raise BadArtifact(
+        f"{folder / CONFIG} was edited, which has no effect: what counts is the description in "
+        f"{WEIGHTS}. They differ in {listed}. Undo the edit"
+        + (f", and draft otherwise with {typed} (in Python with options)" if typed else "")
+    )
+
+
+def _leaves(value: Any, name: str = "") -> dict[str, str]:
+    """Every entry of nested objects by its dotted name, as JSON."""
+    if not isinstance(value, dict):
+        return {name: json.dumps(value)}
+    parts = [_leaves(one, f"{name}.{key}" if name else str(key)) for key, one in value.items()]
+    return {key: leaf for part in parts for key, leaf in part.items()}
 
 
 def _revived(value: Any, setting: Field[Any]) -> Any:

@@ -4,7 +4,8 @@ Symbols: their fc is `fuse`, a_i the output of the block before `out_norm`, whic
 draft step reads; d2t and t2d are kept in their layout: d2t[i] + i is the target's id of the
 drafter's token i, t2d[v] says that the drafter has v. Pictures: the drafter embeds ids alone, so a
 picture's slot is its placeholder, and what the drafter knows of it is in the fused layers. Left
-out: multi-axis positions; slots are counted one by one.
+out: multi-axis positions; slots are counted one by one. `blocks`, `fc_norm` and the settings whose
+names begin with `norm_` are those of published weights that differ from the paper's network.
 """
 
 from dataclasses import dataclass
@@ -14,42 +15,32 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from varifocal.drafters._blocks import Block, BlockShape, Rotation
+from varifocal.drafters._blocks import Block, BlockShape, PairBlock
 from varifocal.drafters._growth import Scored
 from varifocal.drafters._learned import LearnedDrafter
 from varifocal.drafters._recurrence import Recurrence, begin, draft, note, read
+from varifocal.drafters._tapped import find_layers, layers_of, recorded, side_by_side
 from varifocal.drafters._unroll import Chain, Judged, Teacher, collate, gather, nothing, unroll
 from varifocal.errors import BadArtifact, BadOption
 from varifocal.plan import Budget
 from varifocal.target import Forward, Prompt, Target, Want
-from varifocal.training._taps import checked_taps, three_taps
 from varifocal.training.artifacts import Artifact, Subset
 from varifocal.training.losses import Losses
 from varifocal.tree import DraftTree
 from varifocal.verify import Verification
 
 
-class Eagle3Block(Block):
-    """Attention that reads [norm(embedding); norm(state)], around the state alone; then SwiGLU."""
+class TapNorms(nn.Module):
+    """A norm for each of the tapped layers, which lie side by side."""
 
-    def __init__(self, shape: BlockShape) -> None:
-        super().__init__(shape, width=2 * shape.hidden, has_input_norm=False)
-        self.token_norm = shape.norm()
-        self.state_norm = shape.norm()
+    def __init__(self, shape: BlockShape, num_taps: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(shape.norm() for _ in range(num_taps))
 
-    def project(
-        self, x: Float[Tensor, "*b n E"], rotation: Rotation
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values; x is [embedding; state]."""
-        token, state = x.chunk(2, -1)
-        normed = torch.cat([self.token_norm(token), self.state_norm(state)], -1)
-        return super().project(normed, rotation)
-
-    def finish(
-        self, x: Float[Tensor, "*b n E"], attended: Float[Tensor, "*b H n dh"]
-    ) -> Float[Tensor, "*b n D"]:
-        """The block's output from what its attention read."""
-        return super().finish(x.chunk(2, -1)[1], attended)
+    def forward(self, feature: Float[Tensor, "*b F"]) -> Float[Tensor, "*b F"]:
+        """Each layer by its own."""
+        parts = feature.chunk(len(self.norms), -1)
+        return torch.cat([norm(part) for norm, part in zip(self.norms, parts, strict=True)], -1)
 
 
 class Eagle3Network(nn.Module):
@@ -62,10 +53,17 @@ class Eagle3Network(nn.Module):
         super().__init__()
         hidden = target.hidden_size
         self.shape = shape = settings.shape(hidden)
+        self.feature_norm: nn.Module = nn.Identity()
+        if settings.fc_norm:
+            self.feature_norm = TapNorms(shape, 3)
+        elif settings.norm_before_fc:
+            self.feature_norm = shape.norm(3 * hidden)
         self.fuse = nn.Linear(3 * hidden, hidden, bias=False)
-        self.blocks = nn.ModuleList([Eagle3Block(shape)])
-        self.norm = nn.Identity()  # what is fed back is not normed
-        self.out_norm = shape.norm()
+        first = PairBlock(shape, norm_before_residual=settings.norm_before_residual)
+        self.blocks = nn.ModuleList([first, *(Block(shape) for _ in range(settings.blocks - 1))])
+        # In the paper what is fed back is not normed.
+        self.norm = shape.norm() if settings.norm_output else nn.Identity()
+        self.out_norm = nn.Identity() if settings.norm_output else shape.norm()
         self.lm_head = nn.Linear(hidden, len(ids), bias=False)
         self.is_reduced = len(ids) < target.vocab_size
         if self.is_reduced:
@@ -87,7 +85,8 @@ class Eagle3Network(nn.Module):
 
     def enter(self, feature: Float[Tensor, "*b F"], token: Float[Tensor, "*b D"]) -> Tensor:
         """The block's input: fused layers of the target (3 D wide), or the drafter's own state."""
-        state = self.fuse(feature) if feature.shape[-1] != token.shape[-1] else feature
+        is_wide = feature.shape[-1] != token.shape[-1]
+        state = self.fuse(self.feature_norm(feature)) if is_wide else feature
         return torch.cat([token, state], -1)
 
 
@@ -103,7 +102,8 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
         """Sizes, tree and objective."""
 
         ARCHITECTURE: ClassVar[frozenset[str]] = LearnedDrafter.Config.ARCHITECTURE | {
-            "taps", "draft_vocab", "prefix"
+            "taps", "draft_vocab", "prefix", "blocks", "norm_before_residual", "norm_before_fc",
+            "fc_norm", "norm_output"
         }  # fmt: skip
 
         inner: int = 1024  # feed-forward width of the block
@@ -113,10 +113,15 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
         unroll: int = 7  # draft steps seen in training
         max_bases: int = 64  # positions of a sample from which drafts are unrolled; 0 is all
         decay: float = 0.8  # weight of a draft step against the one before
+        blocks: int = 1  # those behind the first read its output alone
+        norm_before_residual: bool = False  # the normed state goes on beside the first attention
+        norm_before_fc: bool = False  # norm of the three layers side by side
+        fc_norm: bool = False  # a norm for each of them
+        norm_output: bool = False  # what is fed back is the normed state, as the head reads it
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("draft_vocab", "unroll"):
+            for name in ("draft_vocab", "unroll", "blocks"):
                 if getattr(self, name) < 1:
                     raise BadOption(f"{name} must be at least 1, got {getattr(self, name)}")
             if self.draft_vocab < self.width:
@@ -125,6 +130,8 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
                 )
             if self.taps and len(self.taps) != 3:
                 raise BadOption(f"taps must be three layers, got {self.taps}")
+            if self.fc_norm and self.norm_before_fc:
+                raise BadOption("fc_norm and norm_before_fc norm the same layers; take one of them")
             if self.max_bases < 0 or not 0 < self.decay <= 1:
                 raise BadOption(
                     "max_bases must be at least 0 and decay in (0, 1], got "
@@ -136,8 +143,7 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
 
     def __init__(self, target: Target, config: Config) -> None:
         super().__init__(target, config)
-        taps = checked_taps(config.taps or three_taps(target.num_layers), target.num_layers)
-        self.want = Want(layers=taps)
+        self.want = Want(layers=layers_of(target, config.taps))
         # Until the answers of a recording are known, any tokens do.
         ids = self._most_frequent(torch.zeros(target.vocab_size, dtype=torch.int64))
         self.network = Eagle3Network(target, config, ids).to(target.device)
@@ -161,7 +167,7 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
         """Read the prompt."""
         following = self._embed([*prompt.tokens[1:].tolist(), root])
         text_only = self.config.prefix == "text_only"
-        state = begin(_side_by_side(prefill), following, prompt.is_image, text_only=text_only)
+        state = begin(side_by_side(prefill), following, prompt.is_image, text_only=text_only)
         read(self.network, state)
         return state
 
@@ -180,7 +186,7 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
 
     def observe(self, state: Recurrence, verdict: Verification, seen: Forward) -> None:
         """Keep the true features of the accepted path for the next draft; no computation yet."""
-        note(state, _side_by_side(seen), self._embed(verdict.tokens))
+        note(state, side_by_side(seen), self._embed(verdict.tokens))
 
     def _score(self, states: Float[Tensor, "n D"], depth: int) -> Scored:
         """Log-probabilities of the next token for each state, over the own vocabulary."""
@@ -191,7 +197,8 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
 
     def survey(self, data: Subset) -> None:
         """Choose the vocabulary before the first update; refuses a recording without its layers."""
-        self._columns(data.store.manifest.origin.taps, str(data.store.folder))
+        known = data.store.manifest.origin.taps
+        find_layers(self.want.layers, known, self.name, str(data.store.folder))
         if self.network.is_reduced:
             self.network.choose(self._most_frequent(data.answer_counts()))
 
@@ -223,21 +230,7 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
 
     def _taps_of(self, item: Artifact) -> Float[Tensor, "T F"]:
         """The three layers side by side."""
-        columns = self._columns(item.tap_layers, f"the sample {item.id}")
-        assert item.taps is not None
-        return item.taps[:, columns].flatten(1)
-
-    def _columns(self, recorded: tuple[int, ...], where: str) -> list[int]:
-        """Where its layers stand among the recorded ones; raises BadArtifact if one is missing."""
-        wanted = self.want.layers
-        if missing := sorted(set(wanted) - set(recorded)):
-            layers = ",".join(map(str, wanted))
-            raise BadArtifact(
-                f"{self.name} reads the layers {layers} of the target, and {where} lacks "
-                f"{missing} (it holds {list(recorded)}). Record them with `varifocal record --taps "
-                f"{layers} --out ANOTHER_FOLDER`"
-            )
-        return [recorded.index(layer) for layer in wanted]
+        return recorded(item, self.want.layers, self.name)
 
     # -- vocabulary ----------------------------------------------------------------------------
 
@@ -275,9 +268,3 @@ class Eagle3Drafter(LearnedDrafter[Recurrence]):
                 f"the vocabulary of this {self.name} is damaged: {'; '.join(problems)}. d2t holds "
                 "offsets (id - own id), t2d marks the same ids; convert or train it again"
             )
-
-
-def _side_by_side(seen: Forward) -> Float[Tensor, "n F"]:
-    """The tapped layers of each position as one row."""
-    assert seen.hidden is not None
-    return seen.hidden.flatten(1)

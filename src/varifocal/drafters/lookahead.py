@@ -233,7 +233,10 @@ class LookaheadDrafter(Drafter[_Trie]):
 
     @cached_property
     def _stop_words(self) -> frozenset[int]:
-        ids = [self.target.tokenize(word) for word in _STOP_WORDS]
+        try:
+            ids = [self.target.tokenize(word) for word in _STOP_WORDS]
+        except BadOption:  # a target that knows ids only, whose words nobody can tell
+            return frozenset()
         return frozenset(one[0] for one in ids if len(one) == 1)
 
 

@@ -24,10 +24,10 @@ class _Text:
     ends: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def append(self, token: int) -> None:
-        """Index the tails that `token` follows, then add it."""
+        """Index the tails that `token` follows, then add it. What a gap follows stays as it was."""
         for n in range(1, self.longest + 1):
             tail = self.tail(n)
-            if not tail:
+            if not tail or token == _GAP:
                 break
             self.ends[tail] = len(self.tokens)
         self.tokens.append(token)

@@ -4,20 +4,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
-from varifocal.decode import Clock, synchronised
-from varifocal.drafters import load_drafter
-from varifocal.engine import Engine, measure
+from varifocal.decode import Clock
 from varifocal.errors import BadOption
 from varifocal.evaluation.compare import judge
-from varifocal.evaluation.entries import Entry, parse_drafters
+from varifocal.evaluation.contestants import Contestant, load_contestants
+from varifocal.evaluation.entries import parse_drafters
 from varifocal.evaluation.figures import (
     VERDICTS,
     BenchResult,
-    Mean,
     Pair,
     Row,
     Timed,
@@ -26,11 +26,13 @@ from varifocal.evaluation.figures import (
     row_of,
     speedup_draws,
 )
+from varifocal.evaluation.identity import Facts, cases_of, code_digest
+from varifocal.evaluation.journal import Journal, Record, Sitting, open_journal
+from varifocal.evaluation.kinds import Labels, Source, break_down, labels_of, pooled
+from varifocal.evaluation.lead import find_lead
 from varifocal.evaluation.machine import git_commit, machine_info
 from varifocal.evaluation.ngram import Walk, demo_answers, ngram_walks
-from varifocal.evaluation.peers import Peer
 from varifocal.evaluation.suites import Case
-from varifocal.fast import fast_drafter, fast_target, is_packed
 from varifocal.request import Request
 from varifocal.sampling import Sampling
 from varifocal.targets._hf import HFTarget
@@ -45,7 +47,7 @@ class BenchConfig:
     drafters: str = "plain,lookup"  # entries, see `parse_drafters`
     suite: str = "demo"  # where the cases come from; the n-gram table learns accordingly
     repeats: int = 3  # runs of each request; the median counts
-    warm_up: int = 1  # requests that every entry decodes before
+    warm_up: int = 1  # requests that every entry decodes before, in each sitting
     clock: Literal["cpu", "wall"] = "cpu"  # CPU time of this process, or elapsed time
     threads: int = 1  # of torch
     sampling: Sampling = Sampling()
@@ -76,9 +78,13 @@ def run_bench(
     *,
     clock: Clock | None = None,
     progress: Progress = lambda done, total: None,
+    journal: Path | None = None,
+    is_fresh: bool = False,
 ) -> BenchResult:
     """Decode every case with every entry, `repeats` times, in rotating order.
 
+    With a `journal` the runs are kept in that file request by request, and those that it has are
+    not made again; `is_fresh` forgets them. Raises BadOption if it holds another benchmark.
     `clock` takes the place of the one that the settings name, for tests.
     """
     if not cases:
@@ -88,13 +94,151 @@ def run_bench(
     entries = parse_drafters(config.drafters)
     requests = [_request(case, config) for case in cases]
     with _threads(config.threads):
-        machine = machine_info(target.device)
-        contestants = _contestants(config, entries, target, clock or config_clock(config))
-        runs = _race(config, contestants, requests, progress)
-    rows, means, ngram_tau = _figures(config, cases, requests, contestants, runs)
+        contestants = load_contestants(
+            entries, target, clock or config_clock(config), config.assistant
+        )
+        facts = _facts(config, cases, requests, contestants)
+        with open_journal(journal, facts, is_fresh=is_fresh) as kept:
+            _race(config, contestants, requests, kept, progress)
+    return _result(config, cases, requests, contestants, kept)
+
+
+def config_clock(config: BenchConfig) -> Clock:
+    """CPU time of the process, or elapsed time."""
+    return time.process_time if config.clock == "cpu" else time.perf_counter
+
+
+def _facts(
+    config: BenchConfig,
+    cases: Sequence[Case],
+    requests: Sequence[Request],
+    contestants: Sequence[Contestant],
+) -> Facts:
+    """What the runs depend on: who differs in any of it makes other runs."""
+    target = contestants[0].target
+    machine = machine_info(target.device)
+    return {
+        "target": target.name,
+        "fingerprint": target.fingerprint,
+        "dtype": str(target.dtype),
+        "exact_rows": target.exact_rows,
+        "suite": config.suite,
+        "repeats": config.repeats,
+        "warm_up": config.warm_up,
+        "clock": config.clock,
+        "threads": config.threads,
+        "seed": config.seed,
+        "sampling": asdict(requests[0].sampling),
+        "commit": git_commit(),
+        "code": code_digest(),
+        **{name: machine[name] for name in ("varifocal", "torch", "transformers")},
+        "entries": [contestant.facts() for contestant in contestants],
+        "cases": cases_of(cases, requests),
+    }
+
+
+def _race(
+    config: BenchConfig,
+    contestants: Sequence[Contestant],
+    requests: Sequence[Request],
+    journal: Journal,
+    progress: Progress,
+) -> None:
+    """All runs that the journal does not have. Neighbours in time decode the same request."""
+    missing = [number for number in range(len(requests)) if number not in journal.records]
+    progress(len(journal.records), len(requests))
+    if not missing:
+        return
+    costs = journal.sittings[0].costs if journal.sittings else None
+    ready = [contestant.measured(costs) for contestant in contestants]
+    machine = machine_info(contestants[0].target.device)
+    journal.begin(Sitting(machine, {c.entry.text: c.cost for c in ready}))
+    for request in requests[: config.warm_up]:
+        for contestant in ready:
+            contestant.run(request)
+    for number in missing:
+        runs = []
+        for repeat in range(config.repeats):
+            first = (number + repeat) % len(ready)
+            for contestant in [*ready[first:], *ready[:first]]:
+                runs.append((contestant.entry.text, repeat, contestant.run(requests[number])))
+        sitting = len(journal.sittings) - 1
+        record = Record(number=number, sitting=sitting, runs=tuple(runs), verdicts={})
+        journal.add(replace(record, verdicts=_verdicts(ready, requests[number], record)))
+        progress(len(journal.records), len(requests))
+
+
+def _verdicts(
+    contestants: Sequence[Contestant], request: Request, record: Record
+) -> dict[str, Verdict | None]:
+    """Of each entry the worst verdict of its repeats against the plain loop with its weights."""
+    entries = [contestant.entry for contestant in contestants]
+    made: dict[str, Verdict | None] = {}
+    for contestant in contestants:
+        entry = contestant.entry
+        if entry.is_outside and request.sampling.temperature > 0:
+            made[entry.text] = None  # other random numbers
+            continue
+        plain = record.of(entry.baseline_of(entries).text)[0]
+        runs = record.of(entry.text)
+        texts = {tuple(run.result.token_ids): run for run in reversed(runs)}
+        verdicts = [_verdict(contestant.target, request, plain, run) for run in texts.values()]
+        made[entry.text] = max(verdicts, key=VERDICTS.index)
+    return made
+
+
+def _verdict(target: HFTarget, request: Request, plain: Timed, run: Timed) -> Verdict:
+    mismatch = judge(target, request, plain.result, run.result)
+    if mismatch is None:
+        return "identical"
+    return "near_tie" if mismatch.near_tie else "different"
+
+
+def _result(
+    config: BenchConfig,
+    cases: Sequence[Case],
+    requests: Sequence[Request],
+    contestants: Sequence[Contestant],
+    journal: Journal,
+) -> BenchResult:
+    """Rows by entry and family, and means by entry, from the journal's runs alone."""
+    target = contestants[0].target
+    entries = [c.entry for c in contestants]
+    families = list(dict.fromkeys(case.family for case in cases))
+    members = {f: [n for n, c in enumerate(cases) if c.family == f] for f in families}
+    labels = _Labelled(target, cases, requests)
+    ngram = _ngram(config, cases, contestants, journal, members)
+    rows: list[Row] = []
+    means, mean_draws = {}, {}
+    for contestant in contestants:
+        entry, baseline = contestant.entry, contestant.entry.baseline_of(entries)
+        own, draws = [], []
+        for place, family in enumerate(families):
+            records = [journal.records[n] for n in members[family]]
+            pairs = [_pair(record, entry.text, baseline.text) for record in records]
+            draws.append(speedup_draws(pairs, config.seed + place, config.draws))
+            tokens = [
+                break_down(pair.run.result, labels.of(record.number, pair.run.result.token_ids))
+                for record, pair in zip(records, pairs, strict=True)
+            ]
+            own.append(
+                row_of(
+                    pairs,
+                    drafter=entry.text,
+                    family=family,
+                    baseline=baseline.text,
+                    ngram_tau=ngram[family],
+                    weights_bytes=contestant.weights_bytes,
+                    breakdown=pooled(tokens),
+                    draws=draws[-1],
+                )
+            )
+        rows += own
+        means[entry.text] = mean_of(own, draws)
+        mean_draws[entry.text] = np.mean(draws, axis=0)
     return BenchResult(
-        machine=machine,
-        commit=git_commit(),
+        machine=journal.sittings[0].machine,
+        commit=journal.bench["commit"],
         seed=config.seed,
         clock=config.clock,
         dtype=str(target.dtype).removeprefix("torch."),
@@ -104,150 +248,62 @@ def run_bench(
         repeats=config.repeats,
         rows=tuple(rows),
         means=means,
-        ngram_tau=ngram_tau,
+        ngram_tau=sum(ngram.values()) / len(ngram),
+        lead=find_lead(
+            means,
+            mean_draws,
+            {row.drafter: row.baseline for row in rows},
+            min(len(own) for own in members.values()),
+        ),
+        sittings=len(journal.sittings),
     )
 
 
-def config_clock(config: BenchConfig) -> Clock:
-    """CPU time of the process, or elapsed time."""
-    return time.process_time if config.clock == "cpu" else time.perf_counter
+def _pair(record: Record, entry: str, baseline: str) -> Pair:
+    return Pair(runs=record.of(entry), plain=record.of(baseline), verdict=record.verdicts[entry])
 
 
-@dataclass(frozen=True)
-class _Contestant:
-    """An entry, loaded."""
-
-    entry: Entry
-    target: HFTarget
-    runner: Engine | Peer
-    clock: Clock
-    memory_bytes: int
-
-    def run(self, request: Request) -> Timed:
-        """Decode a request, from its pictures to its last token."""
-        now = synchronised(self.clock, self.target.device)
-        begin = now()
-        if isinstance(self.runner, Peer):
-            result = self.runner.run(request, self.clock)
-        else:
-            generation = self.runner.stream(request, clock=self.clock)
-            for _ in generation:
-                pass
-            result = generation.result()
-        return Timed(result=result, total=now() - begin)
-
-
-def _contestants(
-    config: BenchConfig, entries: Sequence[Entry], target: HFTarget, clock: Clock
-) -> list[_Contestant]:
-    """Everything loaded and measured; the packed target is made once, if an entry asks for it."""
-    packed = fast_target(target) if any(e.is_fast for e in entries) else target
-    if any(e.is_fast for e in entries) and not is_packed(packed.model):
-        raise BadOption(
-            "fast=true has no effect: none of the target's layers can be packed here, or would "
-            "gain from it (the log says why); leave it out"
-        )
-    made = []
-    for entry in entries:
-        model = packed if entry.is_fast else target
-        runner: Engine | Peer
-        if entry.is_outside:
-            runner = Peer(model, entry.name, entry.options, config.assistant)
-            memory = runner.memory_bytes
-        else:
-            drafter = load_drafter(entry.name, model, **entry.options)
-            if entry.is_fast:
-                fast_drafter(drafter)
-            runner = Engine(model, drafter, measure(model, drafter))
-            memory = drafter.memory_bytes
-        made.append(_Contestant(entry, model, runner, clock, memory))
-    return made
-
-
-def _race(
-    config: BenchConfig,
-    contestants: Sequence[_Contestant],
-    requests: Sequence[Request],
-    progress: Progress,
-) -> dict[tuple[str, int], list[Timed]]:
-    """All runs by entry and request. Neighbours in time decode the same request."""
-    for request in requests[: config.warm_up]:
-        for contestant in contestants:
-            contestant.run(request)
-    runs: dict[tuple[str, int], list[Timed]] = {}
-    for number, request in enumerate(requests):
-        for repeat in range(config.repeats):
-            first = (number + repeat) % len(contestants)
-            for contestant in [*contestants[first:], *contestants[:first]]:
-                key = (contestant.entry.text, number)
-                runs.setdefault(key, []).append(contestant.run(request))
-        progress(number + 1, len(requests))
-    return runs
-
-
-def _figures(
+def _ngram(
     config: BenchConfig,
     cases: Sequence[Case],
-    requests: Sequence[Request],
-    contestants: Sequence[_Contestant],
-    runs: dict[tuple[str, int], list[Timed]],
-) -> tuple[list[Row], dict[str, Mean], float]:
-    """Rows by entry and family, means by entry, and the n-gram table's mean tau."""
-    entries = [c.entry for c in contestants]
-    families = list(dict.fromkeys(case.family for case in cases))
-    stock = next(e.text for e in entries if e.is_baseline and not e.is_fast)
-    answers = [runs[stock, n][0].result.token_ids for n in range(len(cases))]
+    contestants: Sequence[Contestant],
+    journal: Journal,
+    members: dict[str, list[int]],
+) -> dict[str, float]:
+    """By family, what a table of word pieces reaches on the plain texts."""
+    stock = next(c.entry.text for c in contestants if c.entry.is_baseline and not c.entry.is_fast)
+    plain = [journal.records[n].of(stock)[0] for n in range(len(cases))]
     training = demo_answers() if config.suite == "demo" else ()
+    answers = [run.result.token_ids for run in plain]
     walks = ngram_walks(contestants[0].target, cases, answers, training)
-    members = {f: [n for n, c in enumerate(cases) if c.family == f] for f in families}
-    ngram = {f: sum((walks[n] for n in members[f]), Walk(0, 0)).tau for f in families}
-    rows: list[Row] = []
-    means = {}
-    for contestant in contestants:
-        entry = contestant.entry
-        baseline = entry.baseline_of(entries)
-        own, draws = [], []
-        for place, family in enumerate(families):
-            pairs = [
-                _pair(contestant, requests[n], runs[entry.text, n], runs[baseline.text, n])
-                for n in members[family]
-            ]
-            draws.append(speedup_draws(pairs, config.seed + place, config.draws))
-            own.append(
-                row_of(
-                    pairs,
-                    drafter=entry.text,
-                    family=family,
-                    baseline=baseline.text,
-                    ngram_tau=ngram[family],
-                    memory_bytes=contestant.memory_bytes,
-                    draws=draws[-1],
-                )
+    return {f: sum((walks[n] for n in own), Walk(0, 0)).tau for f, own in members.items()}
+
+
+class _Labelled:
+    """What the tokens of answers are; most entries give the same ones."""
+
+    def __init__(
+        self, target: HFTarget, cases: Sequence[Case], requests: Sequence[Request]
+    ) -> None:
+        self._target, self._requests = target, requests
+        self._known: dict[tuple[int, tuple[int, ...]], Labels] = {}
+        self._sources = [
+            Source.known(case, [other for other in cases if other.family == case.family])
+            for case in cases
+        ]
+
+    def of(self, number: int, tokens: Sequence[int]) -> Labels:
+        """Of an answer to a request."""
+        key = (number, tuple(tokens))
+        if key not in self._known:
+            self._known[key] = labels_of(
+                self._requests[number],
+                tokens,
+                self._target.decode,
+                self._target.eos_ids,
+                self._sources[number],
             )
-        rows += own
-        means[entry.text] = mean_of(own, draws)
-    return rows, means, sum(ngram.values()) / len(ngram)
-
-
-def _pair(
-    contestant: _Contestant, request: Request, runs: Sequence[Timed], plain: Sequence[Timed]
-) -> Pair:
-    """Runs of one request with the worst verdict of the repeats."""
-    if contestant.entry.is_outside and request.sampling.temperature > 0:
-        return Pair(runs=runs, plain=plain, verdict=None)
-    verdicts = []
-    for n, run in enumerate(runs):
-        if all(run.result.token_ids != other.result.token_ids for other in runs[:n]):
-            verdicts.append(_verdict(contestant.target, request, plain[0], run))
-    worst = max(verdicts, key=VERDICTS.index)
-    return Pair(runs=runs, plain=plain, verdict=worst)
-
-
-def _verdict(target: HFTarget, request: Request, plain: Timed, run: Timed) -> Verdict:
-    mismatch = judge(target, request, plain.result, run.result)
-    if mismatch is None:
-        return "identical"
-    return "near_tie" if mismatch.near_tie else "different"
+        return self._known[key]
 
 
 def _request(case: Case, config: BenchConfig) -> Request:

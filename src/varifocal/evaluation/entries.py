@@ -5,11 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from varifocal.drafters import drafter_class, drafter_names
+from varifocal.drafters._weights import shipped_weights
 from varifocal.engine import parse_options
 from varifocal.errors import BadOption
+from varifocal.evaluation.lead import is_outside
 from varifocal.evaluation.peers import parse_peer_options, peer_names
+from varifocal.target import Target
 
 _OPTION = r"[A-Za-z_]\w*="
+ALL = "all"
+_OUTSIDE = ("hf-generate", "hf-prompt-lookup")  # of "all": those that need nothing else
 _YES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -25,7 +31,7 @@ class Entry:
     @property
     def is_outside(self) -> bool:
         """Whether transformers decodes it, not our loop."""
-        return self.name.startswith("hf-")
+        return is_outside(self.name)
 
     @property
     def is_baseline(self) -> bool:
@@ -38,23 +44,56 @@ class Entry:
         return next(e for e in entries if e.is_baseline and e.is_fast == is_fast)
 
 
+def expand_all(text: str, target: Target | None = None) -> str:
+    """The list with "all" replaced by what it stands for; what is named besides comes once.
+
+    All: every drafter that needs no weights, every one whose weights are shipped for the target,
+    hf-generate and hf-prompt-lookup. Without a target, none that needs weights.
+    """
+    pieces = _pieces(text)
+    if ALL not in pieces:
+        return text
+    place = pieces.index(ALL)
+    every = [*everything(target), *_OUTSIDE]
+    named = [piece for piece in pieces if piece != ALL]
+    pieces[place : place + 1] = [name for name in every if name not in named]
+    return ",".join(piece for piece in pieces if piece != ALL)
+
+
+def everything(target: Target | None = None) -> list[str]:
+    """Our drafters that can run as they are: plain first, then those without weights, the rest."""
+    known = {name: drafter_class(name).needs.startswith("nothing") for name in drafter_names()}
+    free = [name for name, is_free in known.items() if is_free and name != "plain"]
+    trained = [
+        name
+        for name, is_free in known.items()
+        if not is_free and target is not None and shipped_weights(name, target) is not None
+    ]
+    return ["plain", *free, *trained]
+
+
 def parse_drafters(text: str) -> list[Entry]:
     """Entries of "plain,fovea,fovea:nodes=40:depth=4,hf-generate", in their order.
 
     A comma starts an entry, a colon an option; `key=value` after a comma still belongs to the
     entry before it. The plain loops that the entries are compared with are added in front.
     """
+    pieces = _pieces(text)
+    if not pieces:
+        raise BadOption("no drafter is named; give for instance plain,lookup")
+    if repeated := sorted({p for p in pieces if pieces.count(p) > 1}):
+        raise BadOption(f"{', '.join(repeated)} is named twice; one row each is enough")
+    return _with_baselines([_entry(piece) for piece in pieces])
+
+
+def _pieces(text: str) -> list[str]:
     pieces: list[str] = []
     for piece in (p.strip() for p in text.split(",")):
         if re.match(_OPTION, piece) and pieces:
             pieces[-1] += f",{piece}"
         elif piece:
             pieces.append(piece)
-    if not pieces:
-        raise BadOption("no drafter is named; give for instance plain,lookup")
-    if repeated := sorted({p for p in pieces if pieces.count(p) > 1}):
-        raise BadOption(f"{', '.join(repeated)} is named twice; one row each is enough")
-    return _with_baselines([_entry(piece) for piece in pieces])
+    return pieces
 
 
 def _entry(text: str) -> Entry:

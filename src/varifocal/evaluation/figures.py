@@ -7,16 +7,20 @@ end_to_end_speedup: the same with the pictures' preparation and the prefill on b
 Repeats: of each request the run with the median time counts.
 Texts of different length (near-ties, samples of transformers): plain's decode seconds are scaled to
     as many tokens as the entry delivered, so that a shorter text is no gain.
+round_cost: what a round of the entry takes, in rounds of plain: tau / decode_speedup.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
+from varifocal.evaluation.kinds import DEFINITIONS, Breakdown, Counts, pooled
+from varifocal.evaluation.lead import Lead, interval, is_outside
 from varifocal.result import GenerationResult
 
 Verdict = Literal["identical", "near_tie", "different"]
@@ -37,6 +41,7 @@ class Timed:
 
     result: GenerationResult
     total: float  # seconds from the request to its last token, pictures and prefill included
+    state_bytes: int | None = None  # what the drafter remembered at the end; None where unknown
 
     @property
     def decode(self) -> float:
@@ -90,6 +95,7 @@ class Row:
     decode_speedup: float
     decode_speedup_ci95: tuple[float, float]  # paired bootstrap over requests
     end_to_end_speedup: float
+    round_cost: float  # seconds of a round, in rounds of plain; the drafter's start is in it
     identical: int
     near_tie: int
     different: int
@@ -100,7 +106,12 @@ class Row:
     prefill_share: float  # of end-to-end time: pictures, tokens, prefill
     seconds: dict[str, float]  # sums over requests: decode, total
     ngram_tau: float  # of an n-gram table on the same texts
-    draft_memory_mib: float
+    draft_memory_mib: float  # weights and state
+    draft_weights_mib: float
+    draft_state_mib: float | None  # of the request with the largest; None where it cannot be seen
+    acceptance_by_kind: Counts  # tokens after the prefill's, and how many of them were drafted
+    acceptance_by_source: Counts  # the same tokens; empty where the suite does not tell
+    acceptance_by_stage: Counts  # the same tokens, and rounds
     repeats: int
 
 
@@ -113,11 +124,19 @@ class Mean:
     decode_speedup_ci95: tuple[float, float]
     end_to_end_speedup: float
     min_decode_speedup: float
+    round_cost: float
     ngram_tau: float
     identical: int
     near_tie: int
     different: int
     is_compared: bool
+    acceptance_by_kind: Counts  # pooled over families, as the histogram
+    acceptance_by_source: Counts
+    acceptance_by_stage: Counts
+    acceptance_histogram: list[int]
+    draft_memory_mib: float  # of the family with the largest state
+    draft_weights_mib: float
+    draft_state_mib: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +155,10 @@ class BenchResult:
     rows: tuple[Row, ...]
     means: dict[str, Mean]
     ngram_tau: float  # plain average over families
+    lead: Lead | None  # None where no drafter of ours has all its texts right
+    sittings: int = 1  # in how many goes it was measured; each request in one of them
     rule: str = RULE
+    definitions: dict[str, str] = field(default_factory=lambda: dict(DEFINITIONS))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of `varifocal bench --json`."""
@@ -145,7 +167,7 @@ class BenchResult:
     @property
     def is_good(self) -> bool:
         """Whether no text of ours differs from plain's; outside baselines do not count."""
-        return not any(r.different for r in self.rows if not r.drafter.startswith("hf-"))
+        return not any(r.different for r in self.rows if not is_outside(r.drafter))
 
 
 def row_of(
@@ -155,16 +177,25 @@ def row_of(
     family: str,
     baseline: str,
     ngram_tau: float,
-    memory_bytes: int,
+    weights_bytes: int,
+    breakdown: Breakdown,
     draws: Floats,
 ) -> Row:
-    """The figures of one entry on one family; `draws` are bootstrapped decode speed-ups."""
+    """The figures of one entry on one family.
+
+    `draws` are bootstrapped decode speed-ups, `breakdown` the tokens of all `pair.run`.
+    """
     runs = [pair.run for pair in pairs]
+    states = [run.state_bytes for pair in pairs for run in pair.runs]
+    known = [state for state in states if state is not None]
+    weights, state = weights_bytes / 2**20, max(known) / 2**20 if known else None
     decode = sum(pair.decode[1] for pair in pairs)
     total = sum(pair.total[1] for pair in pairs)
     histogram = pooled_histogram([run.result for run in runs])
     rounds = sum(histogram)
     verdicts = Counter(pair.verdict for pair in pairs)
+    tau = sum(run.tokens for run in runs) / rounds if rounds else 1.0
+    speedup = ratio(sum(pair.decode[0] for pair in pairs), decode)
     return Row(
         drafter=drafter,
         family=family,
@@ -172,10 +203,11 @@ def row_of(
         requests=len(pairs),
         tokens=sum(len(run.result.token_ids) for run in runs),
         rounds=rounds,
-        tau=sum(run.tokens for run in runs) / rounds if rounds else 1.0,
-        decode_speedup=ratio(sum(pair.decode[0] for pair in pairs), decode),
+        tau=tau,
+        decode_speedup=speedup,
         decode_speedup_ci95=interval(draws),
         end_to_end_speedup=ratio(sum(pair.total[0] for pair in pairs), total),
+        round_cost=tau / speedup,
         identical=verdicts["identical"],
         near_tie=verdicts["near_tie"],
         different=verdicts["different"],
@@ -186,24 +218,46 @@ def row_of(
         prefill_share=1 - decode / total if total else 0.0,
         seconds={"decode": decode, "total": total},
         ngram_tau=ngram_tau,
-        draft_memory_mib=memory_bytes / 2**20,
+        draft_memory_mib=weights + (state or 0.0),
+        draft_weights_mib=weights,
+        draft_state_mib=state,
+        acceptance_by_kind=breakdown.kinds,
+        acceptance_by_source=breakdown.sources,
+        acceptance_by_stage=breakdown.stages,
         repeats=len(pairs[0].runs),
     )
 
 
 def mean_of(rows: Sequence[Row], draws: Sequence[Floats]) -> Mean:
     """One entry's families averaged; the interval resamples within each family."""
+    whole = pooled(
+        Breakdown(
+            kinds=r.acceptance_by_kind,
+            sources=r.acceptance_by_source,
+            stages=r.acceptance_by_stage,
+        )
+        for r in rows
+    )
+    states = [r.draft_state_mib for r in rows if r.draft_state_mib is not None]
     return Mean(
         tau=_mean([r.tau for r in rows]),
         decode_speedup=_mean([r.decode_speedup for r in rows]),
         decode_speedup_ci95=interval(np.mean(draws, axis=0)),
         end_to_end_speedup=_mean([r.end_to_end_speedup for r in rows]),
         min_decode_speedup=min(r.decode_speedup for r in rows),
+        round_cost=_mean([r.round_cost for r in rows]),
         ngram_tau=_mean([r.ngram_tau for r in rows]),
         identical=sum(r.identical for r in rows),
         near_tie=sum(r.near_tie for r in rows),
         different=sum(r.different for r in rows),
         is_compared=all(r.is_compared for r in rows),
+        acceptance_by_kind=whole.kinds,
+        acceptance_by_source=whole.sources,
+        acceptance_by_stage=whole.stages,
+        acceptance_histogram=summed([r.acceptance_histogram for r in rows]),
+        draft_memory_mib=max(r.draft_memory_mib for r in rows),
+        draft_weights_mib=max(r.draft_weights_mib for r in rows),
+        draft_state_mib=max(states, default=None),
     )
 
 
@@ -216,18 +270,17 @@ def speedup_draws(pairs: Sequence[Pair], seed: int, draws: int) -> Floats:
     return made
 
 
-def interval(draws: Floats) -> tuple[float, float]:
-    """The middle 95 %."""
-    low, high = np.quantile(draws, (0.025, 0.975))
-    return float(low), float(high)
-
-
 def pooled_histogram(results: Sequence[GenerationResult]) -> list[int]:
     """Entry j counts the rounds of all requests that delivered exactly j drafted tokens."""
     counts: Counter[int] = Counter()
     for result in results:
         counts.update(r.num_accepted for r in result.rounds)
     return [counts[j] for j in range(max(counts, default=0) + 1)]
+
+
+def summed(histograms: Sequence[Sequence[int]]) -> list[int]:
+    """Entry by entry; the shorter ones end in zeros."""
+    return [sum(counts) for counts in zip_longest(*histograms, fillvalue=0)]
 
 
 def by_position(histogram: Sequence[int]) -> list[float]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import StoppingCriteria
 
 from varifocal.commit import Commit
@@ -64,13 +65,14 @@ class Peer:
     ) -> None:
         self.target, self.name = target, name
         self._settings: dict[str, Any] = {}
-        self.memory_bytes = 0
+        self.assistant: nn.Module | None = None
+        self.memory_bytes = 0  # of the assistant's weights
         if name == "hf-prompt-lookup":
             self._settings["prompt_lookup_num_tokens"] = options["tokens"]
             self._settings["max_matching_ngram_size"] = options["ngram"]
         elif name == "hf-assistant":
             model = _load_assistant(options["model"] or assistant, target)
-            self._settings["assistant_model"] = model
+            self._settings["assistant_model"] = self.assistant = model
             weights = {id(p): p for p in model.parameters()}.values()
             self.memory_bytes = sum(p.numel() * p.element_size() for p in weights)
 
@@ -220,9 +222,22 @@ def _load_assistant(path: str, target: HFTarget) -> Any:
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UnsupportedTarget(f"the assistant {path!r} cannot be loaded: {reason}") from error
-    if model.config.get_text_config().vocab_size != target.vocab_size:
+    size = model.config.get_text_config().vocab_size
+    if size != target.vocab_size or not _shares_tokenizer(path, target):
         raise BadOption(
-            f"the assistant {path!r} has {model.config.get_text_config().vocab_size} tokens, "
-            f"{target.name} has {target.vocab_size}; they must share a tokenizer"
+            f"the assistant {path!r} has another tokenizer than {target.name} ({size} and "
+            f"{target.vocab_size} tokens); its tokens would mean something else. Name a checkpoint "
+            "of the target's own family, or leave this baseline out"
         )
     return model
+
+
+def _shares_tokenizer(path: str, target: HFTarget) -> bool:
+    """Whether every token is the same; a checkpoint without a tokenizer is taken at its size."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError):
+        return True
+    return bool(tokenizer.get_vocab() == target.tokenizer.get_vocab())

@@ -1,26 +1,38 @@
-"""Suites of requests to compare and measure on: the drawn pictures of the demo, or a JSONL file.
+"""Suites of requests to compare and measure on: the demo's drawn pictures, or a JSONL file.
 
 A line of a file holds `messages` (OpenAI's chat format with picture parts) and may hold `id`,
 `family`, `images` (paths relative to the file, for picture parts without a path), `reference` and
-`max_new_tokens`.
+`max_new_tokens`. A folder stands for the `suite.jsonl` in it.
 """
 
+import codecs
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from varifocal.chat import LINE_KEYS, check_picture, open_picture, read_messages
+from varifocal.chat import (
+    LINE_KEYS,
+    LoadPicture,
+    check_picture,
+    check_text,
+    open_picture,
+    read_messages,
+)
 from varifocal.demo.sample import Sample, Split
 from varifocal.demo.world import FAMILIES, draw
 from varifocal.errors import BadArtifact, BadOption, VarifocalError
-from varifocal.request import Request, ask
+from varifocal.images import MAX_BYTES
+from varifocal.request import Message, Request, ask
 
 MAX_NEW_TOKENS = 200
 DEMO_LIMIT = 20  # requests a family, where the caller names no limit
-_SHOWN = 20  # bad lines that are listed
+FILE = "suite.jsonl"  # what a folder holds
+_SHOWN = 20  # bad lines that an error lists
+_MAX_LINE = 2 * MAX_BYTES  # a picture in base64 takes a third more than its file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +46,17 @@ class Case:
     fields: tuple[str, ...] = ()  # its parts that cannot be known without looking at the picture
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a file holds, and which of its lines are bad."""
+
+    path: Path
+    num_lines: int  # empty ones left out
+    families: dict[str, int]  # good lines of each, in the order in which they come
+    bad: tuple[tuple[int, str], ...]  # line number and reason
+    cases: tuple[Case, ...] = ()  # those that were wanted, in the order of the file
+
+
 def load_suite(
     name: str | Path = "demo",
     *,
@@ -41,17 +64,36 @@ def load_suite(
     families: Sequence[str] = (),
     split: Split = "test",
 ) -> list[Case]:
-    """The cases of "demo" or of a JSONL file, family by family, at most `limit` of each.
+    """The cases of "demo", of a JSONL file or of a folder, family by family, `limit` of each.
 
     Without `limit` a file gives all its lines and the demo `DEMO_LIMIT` pictures a family. Every
-    line of a file is checked first; BadArtifact lists the bad ones. The demo's pictures are by
+    line of a file is checked, and the pictures of those that are used are decoded, before
+    anything is returned; BadArtifact lists all bad lines at once. The demo's pictures are by
     default those of its test split, on which nothing was trained or tuned.
     """
     if limit is not None and limit < 1:
         raise BadOption(f"limit must be at least 1 request a family, got {limit}")
     if name == "demo":
         return _demo_cases(DEMO_LIMIT if limit is None else limit, families, split)
-    return _file_cases(Path(name), limit, families)
+    return _file_cases(suite_file(name), limit, families)
+
+
+def examine(name: str | Path) -> Reading:
+    """Look at every line of a file and decode every picture in it; nothing of them is kept."""
+    return _read(suite_file(name), lambda family, number: True, keep=False)
+
+
+def suite_file(name: str | Path) -> Path:
+    """The JSONL file that a name stands for: itself, or the one in a folder."""
+    path = Path(name)
+    if not path.is_dir():
+        return path
+    if not (path / FILE).is_file():
+        raise BadArtifact(
+            f"the folder {path} holds no {FILE}; name a JSONL file, or a folder that `varifocal "
+            "suite import` wrote"
+        )
+    return path / FILE
 
 
 def demo_samples(
@@ -93,64 +135,109 @@ def _chosen(wanted: Sequence[str], known: Sequence[str], suite: str) -> Sequence
 
 
 def _file_cases(path: Path, limit: int | None, families: Sequence[str]) -> list[Case]:
-    lines = _lines(path)
-    checked = _each(path, lines, check_picture)
-    known = list(dict.fromkeys(case.family for case in checked))
-    chosen = set(_chosen(families, known, str(path)))
-    taken: Counter[str] = Counter()
-    kept = []
-    for line, case in zip(lines, checked, strict=True):
-        taken[case.family] += 1
-        if case.family in chosen and (limit is None or taken[case.family] <= limit):
-            kept.append(line)
-    # Pictures are decoded only now, and only those that are used.
-    cases = _each(path, kept, open_picture)
-    return sorted(cases, key=lambda case: known.index(case.family))
+    def is_wanted(family: str, number: int) -> bool:
+        return (not families or family in families) and (limit is None or number <= limit)
+
+    reading = _read(path, is_wanted)
+    if reading.bad:
+        listed = [f"line {number}: {reason}" for number, reason in reading.bad[:_SHOWN]]
+        if len(reading.bad) > _SHOWN:
+            more = len(reading.bad) - _SHOWN
+            listed.append(f"and {more} more; `varifocal suite check {path}` lists them all")
+        raise BadArtifact(
+            f"{len(reading.bad)} of {reading.num_lines} lines of {path} are bad:\n  "
+            + "\n  ".join(listed)
+        )
+    known = list(reading.families)
+    _chosen(families, known, str(path))
+    return sorted(reading.cases, key=lambda case: known.index(case.family))
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """The lines that are not empty, with their numbers."""
+def _read(path: Path, is_wanted: Callable[[str, int], bool], *, keep: bool = True) -> Reading:
+    """Check every line, and decode the pictures of those that are wanted.
+
+    `is_wanted` gets a family and the how-manyth of its good lines this is, from 1.
+    """
+    families: Counter[str] = Counter()
+    ids: dict[str, int] = {}
+    bad: list[tuple[int, str]] = []
+    cases: list[Case] = []
+    num_lines = 0
+    for number, line in _lines(path):
+        num_lines += 1
+        try:
+            raw = _parsed(line)
+            case = read_line(raw, path.parent, number=number, load=check_picture)
+            if ids.setdefault(case.id, number) != number:
+                raise BadArtifact(f"id {case.id!r} was used in line {ids[case.id]}")
+            if is_wanted(case.family, families[case.family] + 1):
+                case = read_line(raw, path.parent, number=number)
+                if keep and not bad:
+                    cases.append(case)
+            families[case.family] += 1
+        except (VarifocalError, OSError) as error:  # OSError: a path that no file can have
+            bad.append((number, str(error)))
+        except RecursionError:
+            bad.append((number, "nested too deeply"))
+    if not num_lines:
+        raise BadArtifact(f"the suite {path} is empty; it needs one JSON object a line")
+    return Reading(
+        path=path,
+        num_lines=num_lines,
+        families=dict(families),
+        bad=tuple(bad),
+        cases=() if bad else tuple(cases),
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not empty, with their numbers; one at a time, whatever the file's size."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            for number in count(1):
+                line = file.readline(_MAX_LINE)
+                if not line:
+                    return
+                if len(line) == _MAX_LINE:
+                    raise BadArtifact(
+                        f"line {number} of {path} is longer than {_MAX_LINE >> 20} MiB; a suite "
+                        "has one request a line. Is it a JSONL file?"
+                    )
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if line.strip():
+                    yield number, line
     except FileNotFoundError:
         raise BadArtifact(
-            f'there is no suite {path}; give a JSONL file, or "demo" for the drawn pictures'
+            f"there is no suite {path}; give a JSONL file, a folder with a {FILE}, or "
+            '"demo" for the drawn pictures'
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise BadArtifact(f"the suite {path} cannot be read: {error}") from error
-    lines = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if not lines:
-        raise BadArtifact(f"the suite {path} is empty; it needs one JSON object a line")
-    return lines
 
 
-def _each(path: Path, lines: Sequence[tuple[int, str]], load: Callable[..., Any]) -> list[Case]:
-    """A case for every line; all bad lines are named in one error."""
-    cases: list[Case] = []
-    bad: list[str] = []
-    ids: dict[str, int] = {}
-    for number, line in lines:
-        try:
-            case = _case(json.loads(line), number, path, load)
-        except ValueError as error:  # of json
-            bad.append(f"line {number}: not JSON ({error})")
-        except RecursionError:
-            bad.append(f"line {number}: nested too deeply")
-        except VarifocalError as error:
-            bad.append(f"line {number}: {error}")
-        else:
-            if case.id in ids:
-                bad.append(f"line {number}: id {case.id!r} was used in line {ids[case.id]}")
-            ids[case.id] = number
-            cases.append(case)
-    if bad:
-        more = [f"and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
-        listed = "\n  ".join(bad[:_SHOWN] + more)
-        raise BadArtifact(f"{len(bad)} of {len(lines)} lines of {path} are bad:\n  {listed}")
-    return cases
+def _parsed(line: bytes) -> object:
+    """The JSON of a line; what Python's reader lets pass silently is refused too."""
+    try:
+        return json.loads(line.decode("utf-8"), object_pairs_hook=_once)
+    except UnicodeDecodeError as error:
+        raise BadArtifact(f"not UTF-8 text (byte {error.start + 1}); save it as UTF-8") from error
+    except ValueError as error:
+        raise BadArtifact(f"not JSON ({error})") from error
 
 
-def _case(raw: object, number: int, path: Path, load: Callable[..., Any]) -> Case:
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        twice = [key for key, times in Counter(key for key, _ in pairs).items() if times > 1]
+        raise BadArtifact(f"the field {', '.join(twice)} is given twice")
+    return fields
+
+
+def read_line(
+    raw: object, folder: Path, *, number: int = 1, load: LoadPicture = open_picture
+) -> Case:
+    """The case in a parsed line; paths start from `folder`. Raises BadArtifact and its like."""
     if not isinstance(raw, dict):
         raise BadArtifact("wanted a JSON object")
     if unknown := [key for key in raw if key not in LINE_KEYS]:
@@ -163,14 +250,26 @@ def _case(raw: object, number: int, path: Path, load: Callable[..., Any]) -> Cas
     for key in ("id", "family", "reference"):
         if not isinstance(raw.get(key), str | None):
             raise BadArtifact(f"{key} must be text, got {raw[key]!r:.60}")
+        check_text(raw.get(key) or "", key)
+    reference = raw.get("reference")
+    if reference is not None and not reference.strip():
+        raise BadArtifact("reference is empty; write the answer, or null where none is known")
     budget = raw.get("max_new_tokens", MAX_NEW_TOKENS)
     if not isinstance(budget, int) or isinstance(budget, bool):
         raise BadArtifact(f"max_new_tokens must be a count, got {budget!r:.60}")
     name = raw.get("id") or f"line-{number}"
-    messages = read_messages(raw["messages"], path.parent, pictures=pictures, load=load)
+    messages = read_messages(raw["messages"], folder, pictures=pictures, load=load)
+    _check_answers(messages)
     return Case(
         id=name,
         family=raw.get("family") or "all",
         request=Request(messages=messages, max_new_tokens=budget, id=name),
-        reference=raw.get("reference"),
+        reference=reference,
     )
+
+
+def _check_answers(messages: Sequence[Message]) -> None:
+    for n, message in enumerate(messages):
+        texts = [part for part in message.parts if isinstance(part, str)]
+        if message.role == "assistant" and not "".join(texts).strip():
+            raise BadArtifact(f"messages[{n}] is an empty answer; write it out or leave it away")

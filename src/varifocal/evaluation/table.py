@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from varifocal.evaluation.figures import BenchResult, Mean, Row
+from varifocal.evaluation.lead import FEW
 
 _HEAD = ("drafter", "family", "tau", "n-gram tau", "decode ×", "95 %", "end to end ×", "texts",
          "draft / verify / other", "prefill")  # fmt: skip
@@ -73,7 +74,7 @@ def heading(result: BenchResult) -> str:
     device = machine["cpu"] if machine.get("device", "cpu") == "cpu" else machine["device"]
     return (
         f"{result.target}, {result.dtype}, {law}, suite {result.suite}: {result.clock} time, "
-        f"{threads}, {device}, {result.repeats} repeats"
+        f"{threads}, {device}, {result.repeats} repeat{'s' if result.repeats != 1 else ''}"
     )
 
 
@@ -93,6 +94,11 @@ def notes(result: BenchResult) -> Iterator[str]:
         yield (
             "hf-*: transformers' generate; decode time starts when its first tokens arrive, and "
             "is not split into parts. Differences at near-ties are counted and allowed."
+        )
+    if (fewest := min(row.requests for row in result.rows)) < FEW:
+        yield (
+            f"With {fewest} request{'s' if fewest > 1 else ''} in a family the intervals say "
+            f"little of what others would bring; {FEW} or more do."
         )
     if any(row.different for row in result.rows):
         yield "Struck out: some texts differ from plain decoding, so the speed-up does not count."

@@ -11,13 +11,14 @@ from varifocal.decode import generate as decode_request
 from varifocal.drafter import Drafter
 from varifocal.engine import measure
 from varifocal.errors import BadOption, DrafterMismatch
-from varifocal.huggingface._held import Held, check_model, hold, load_for
+from varifocal.huggingface._held import Held, check_drafter, check_model, hold, load_for
 from varifocal.huggingface._output import Answer, assembled
 from varifocal.huggingface._rows import Row, rows_of
 from varifocal.huggingface._run import Run
 from varifocal.huggingface._settings import Settings, check_call
 from varifocal.request import Request
 from varifocal.result import GenerationResult
+from varifocal.sampling import Sampling
 from varifocal.target import Target
 
 __all__ = ["Speculative", "generate"]
@@ -66,6 +67,9 @@ class Speculative:
                 "drafter_options are for a drafter given by name or folder; this one is made "
                 f"already ({drafter.name}), so give them where it is made"
             )
+        check_drafter(drafter, drafter_options or {})
+        if seed is not None:
+            Sampling(seed=seed)  # raises for what is no seed, as everywhere
         self._drafter, self._tokenizer, self._streamer = drafter, tokenizer, streamer
         self._seed, self._calibrate, self._on_result = seed, calibrate, on_result
         self._options = dict(drafter_options or {})

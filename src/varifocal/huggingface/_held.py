@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from varifocal.drafter import Drafter
-from varifocal.drafters import load_drafter
+from varifocal.drafters import check_options, drafter_class, load_drafter
 from varifocal.errors import BadOption, UnsupportedTarget
 from varifocal.plan import CostModel
 from varifocal.targets import target_classes
@@ -72,6 +72,27 @@ def check_model(model: Any) -> None:
         )
     text_config = model.config.get_text_config()
     check_attention(getattr(text_config, "_attn_implementation", None), model.config.model_type)
+
+
+def check_drafter(drafter: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a name that no drafter has, and options that it has not, before there is a model.
+
+    What a folder or hub id holds is seen when it is read for a model.
+    """
+    if isinstance(drafter, Drafter):
+        return
+    if not isinstance(drafter, str):
+        raise BadOption(
+            f"drafter must be a name such as 'lookup', a folder, a hub id or a Drafter made for "
+            f"the model, got {drafter!r:.80}"
+        )
+    if not _is_place(drafter):
+        check_options(drafter, drafter_class(drafter), dict(options))
+
+
+def _is_place(drafter: str) -> bool:
+    """Whether it is a folder or, as far as the form tells, a hub id."""
+    return "/" in drafter or Path(drafter).is_dir()
 
 
 def load_for(

@@ -157,7 +157,8 @@ class GivenInputs(Reading):
         starts = row.slots & ~torch.cat([row.slots.new_zeros(1), row.slots[:-1]])
         image_of = torch.where(row.slots, starts.cumsum(0) - 1, -1)  # a run of slots is a picture
         device = target.device
-        self.prompt = Prompt(row.tokens[0].to(device), image_of.to(device), {}, request)
+        tokens = row.tokens[0].to(device)
+        self.prompt = Prompt(tokens, image_of.to(device), {}, request, is_given=True)
         self.cache = KVCache(target.num_layers)
 
     def take(self) -> tuple[KVCache, Forward]:

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from varifocal.errors import UnsupportedTarget
+from varifocal.targets._fetched import place_of
 from varifocal.targets._hf import HFTarget
 from varifocal.targets._refuse import (
     check_attention,
@@ -48,8 +49,9 @@ def load_target(
     # Imported here: these take two seconds, which `--help` should not.
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    path, name = demo_folder() if name_or_path == "demo" else name_or_path, str(name_or_path)
+    name = str(name_or_path)
     check_attention(attention, name)
+    path = demo_folder() if name == "demo" else place_of(name)
     config = _read_config(path, name)
     family = _family(config.model_type, name)
     check_decoder(config.get_text_config(), name)
@@ -118,8 +120,6 @@ def _read_config(path: str | Path, name: str) -> Any:
 
     if Path(path).is_dir():
         _family(_model_type(Path(path)), name)
-    elif str(path).startswith((".", "/", "~")):
-        raise UnsupportedTarget(f"there is no folder {path}; give a checkpoint's folder")
     try:
         return AutoConfig.from_pretrained(path)
     except Exception as error:  # a broken config.json raises whatever its checks happen to raise

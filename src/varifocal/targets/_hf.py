@@ -17,9 +17,9 @@ from varifocal.cache import KVCache, packed
 from varifocal.errors import BadRequest
 from varifocal.request import Request
 from varifocal.target import Forward, Prompt, Target, Want
-from varifocal.targets._chat import chat_ids, expand
+from varifocal.targets._chat import Instead, chat_ids, expand
 from varifocal.targets._exact import EXACT_ROWS, exact_attention_name
-from varifocal.targets._packed import lay_out, lay_out_all, packed_decoder
+from varifocal.targets._packed import Laid, lay_out, lay_out_all, packed_decoder
 from varifocal.targets._refuse import (
     check_attention,
     check_decoder,
@@ -128,6 +128,7 @@ class HFTarget(Target):
     tested: ClassVar[str] = "pictures and text"  # what the tests cover, for people
     model_types: ClassVar[tuple[str, ...]]  # of the checkpoints' config.json
     image_token: str | None = None  # a slot; the chat template writes one for each picture
+    image_frame: ClassVar[tuple[str, str]] = ("", "")  # what the template writes around it
 
     # -- the contract --------------------------------------------------------------------------
 
@@ -140,14 +141,7 @@ class HFTarget(Target):
         pictures = self.process_images(request) if request.images else Pictures({}, [])
         ids = chat_ids(self.processor, request, self.name)
         tokens, image_of = expand(ids, self._image_id, pictures.written)
-        room = self.context_length - len(tokens)
-        if request.max_new_tokens > room:
-            raise BadRequest(
-                f"the prompt takes {len(tokens)} tokens ({sum(i >= 0 for i in image_of)} of them "
-                "for pictures) and "
-                f"{request.max_new_tokens} more are asked for, but {self.name} holds "
-                f"{self.context_length}; ask for at most {max(room, 0)}"
-            )
+        self._check_length(request, len(tokens), sum(i >= 0 for i in image_of))
         return Prompt(
             torch.tensor(tokens, device=self.device),
             torch.tensor(image_of, device=self.device),
@@ -155,11 +149,41 @@ class HFTarget(Target):
             request,
         )
 
+    def _check_length(self, request: Request, length: int, num_visual: int) -> None:
+        """Refuse a prompt that with its answer is longer than the context."""
+        room = self.context_length - length
+        if request.max_new_tokens <= room:
+            return
+        taken = f"the prompt takes {length} tokens ({num_visual} of them for pictures)"
+        if room < 1:
+            shorter = "give fewer or smaller pictures, or shorten" if num_visual else "shorten"
+            raise BadRequest(
+                f"{taken}, but {self.name} holds {self.context_length} for prompt and answer "
+                f"together, so no answer fits; {shorter} the text or earlier turns by at least "
+                f"{1 - room} tokens"
+            )
+        raise BadRequest(
+            f"{taken} and {request.max_new_tokens} more are asked for, but {self.name} holds "
+            f"{self.context_length}; ask for at most {room}"
+        )
+
+    def encode_instead(self, request: Request, texts: Sequence[str]) -> Prompt:
+        """As `encode`, with a text in the place of each picture and of what frames it."""
+        before, after = self.image_frame
+        shown = Instead(texts, before, self.image_token or "", after)
+        ids = chat_ids(self.processor, request, self.name, shown)
+        self._check_length(request, len(ids), 0)
+        tokens = torch.tensor(ids, device=self.device)
+        return Prompt(tokens, torch.full_like(tokens, -1), {}, request)
+
     def prefill(self, prompt: Prompt, want: Want) -> tuple[KVCache, Forward]:
         """One causal pass over the prompt, pictures in their slots."""
+        return self.read(prompt, self.see(prompt) if prompt.pixels else None, want)
+
+    def read(self, prompt: Prompt, seen: Seen | None, want: Want) -> tuple[KVCache, Forward]:
+        """As `prefill`, with what the tower and the projector made of the pictures, if any."""
         embeddings, extra = self.embed(prompt.tokens), {}
-        if prompt.pixels:
-            seen = self.see(prompt)
+        if seen is not None:
             slots = int(prompt.is_image.sum())
             if len(seen.features) != slots:
                 raise RuntimeError(
@@ -204,9 +228,33 @@ class HFTarget(Target):
         self, trees: Sequence[DraftTree], caches: Sequence[KVCache], want: Want
     ) -> list[Forward]:
         """The rows of all trees in one sequence, see `_packed`."""
+        laid = lay_out_all(trees, caches, self.dtype, exact=self.exact_rows)
+        made = self._packed_rows(laid, caches, want, [len(tree) for tree in trees])
+        for tree, cache, own in zip(trees, caches, laid, strict=True):
+            if len(own) > len(tree):
+                cache.keep(range(len(tree)), len(own))
+        return made
+
+    def forward_rows(
+        self, laid: Sequence[Laid], caches: Sequence[KVCache], want: Want
+    ) -> list[Forward]:
+        """Rows that the caller laid out, for each cache its own, in one pass over the weights.
+
+        Masks say what of its cache a row sees, and the caches grow by all rows: so a tree can be
+        read level by level. No row is added where `exact_rows`.
+        """
+        if len(laid) > 1:
+            return self._packed_rows(laid, caches, want, [len(own) for own in laid])
+        embeddings = self.embed(laid[0].tokens)
+        final, hidden = self._run(embeddings, laid[0].positions, laid[0].mask, caches[0].hf, want)
+        return [_forward(self.head(final), final, hidden, embeddings, want)]
+
+    def _packed_rows(
+        self, laid: Sequence[Laid], caches: Sequence[KVCache], want: Want, counts: Sequence[int]
+    ) -> list[Forward]:
+        """What was computed for the first so many rows of each."""
         if self._packed_decoder is None:
             self._packed_decoder = packed_decoder(self._text_model)
-        laid = lay_out_all(trees, caches, self.dtype, exact=self.exact_rows)
         embeddings = self.embed(torch.cat([own.tokens for own in laid]))
         together = packed(caches, [len(own) for own in laid], [own.mask for own in laid])
         final, hidden = self._run(
@@ -218,11 +266,9 @@ class HFTarget(Target):
             decoder=self._packed_decoder,
         )
         logits, made, begin = self.head(final), [], 0
-        for tree, cache, own in zip(trees, caches, laid, strict=True):
-            rows = slice(begin, begin + len(tree))
+        for own, count in zip(laid, counts, strict=True):
+            rows = slice(begin, begin + count)
             made.append(_forward(logits, final, hidden, embeddings, want, rows))
-            if len(own) > len(tree):
-                cache.keep(range(len(tree)), len(own))
             begin += len(own)
         return made
 

@@ -3,11 +3,14 @@
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from varifocal.errors import UnsupportedTarget
 from varifocal.target import Prompt
 from varifocal.targets._hf import HFTarget, Seen
 from varifocal.targets._pictures import Box, cells
+from varifocal.targets._pooled import entering, pool
 
 _WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
@@ -64,6 +67,13 @@ class LlavaTarget(HFTarget):
         )
         return Seen(torch.cat(list(out.pooler_output), dim=0))
 
+    def _see_both(self, prompt: Prompt) -> tuple[Seen, Float[Tensor, "n Q D"]]:
+        """What `see` makes, and each view's projected entries pooled."""
+        projector = self.model.model.multi_modal_projector
+        with entering(projector) as taken:
+            full = self.see(prompt)
+        return full, projector(pool(torch.cat(taken), self._side))
+
     @property
     def _side(self) -> int:
         """Patches along one side of the picture that the tower reads."""
@@ -108,18 +118,13 @@ class TiledLlavaTarget(LlavaTarget):
                 f"{config.vision_config.model_type} do not fill its tiles; it must be {right!r}"
             )
 
-    def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of visible patches.
+    def _grid(self, height: int, width: int, side: int = 0) -> tuple[int, int]:
+        """Rows and columns of visible patches, of which a tile has `side` (0: all) along a side.
 
         A very elongated picture may have none: then only its base view is read.
         """
-        # Imported here: it takes longer than everything else in `import varifocal` together.
-        from transformers.image_processing_utils import select_best_resolution
-
-        config = self.model.config
-        best_h, best_w = select_best_resolution((height, width), config.image_grid_pinpoints)
-        tile = config.vision_config.image_size
-        rows, columns = best_h // tile * self._side, best_w // tile * self._side
+        side = side or self._side
+        rows, columns = (count * side for count in self._tiles(height, width))
         # The picture keeps its shape inside the chosen resolution; padded patches are cut away.
         if width / height > columns / rows:
             visible = int(round(height * (columns / width), 7))
@@ -128,6 +133,16 @@ class TiledLlavaTarget(LlavaTarget):
             visible = int(round(width * (rows / height), 7))
             columns -= (columns - visible) // 2 * 2
         return rows, columns
+
+    def _tiles(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of tiles, padding included."""
+        # Imported here: it takes longer than everything else in `import varifocal` together.
+        from transformers.image_processing_utils import select_best_resolution
+
+        config = self.model.config
+        best_h, best_w = select_best_resolution((height, width), config.image_grid_pinpoints)
+        tile = config.vision_config.image_size
+        return best_h // tile, best_w // tile
 
     def _tiled(self, rows: int, columns: int) -> list[Box | None]:
         """Boxes of the base view's entries, then of visible patches, newlines between the rows."""

@@ -24,6 +24,7 @@ class QwenTarget(HFTarget):
     """
 
     image_token = "<|image_pad|>"
+    image_frame = ("<|vision_start|>", "<|vision_end|>")
 
     @classmethod
     def load_processor(cls, path: str | Path) -> PictureProcessor:

@@ -4,9 +4,10 @@ from typing import ClassVar
 
 from varifocal.request import Request
 from varifocal.target import Prompt, Region
-from varifocal.targets._hf import Pictures
+from varifocal.targets._hf import Pictures, Seen
 from varifocal.targets._llava import LlavaTarget, around
 from varifocal.targets._pictures import Box
+from varifocal.targets._pooled import Pooled
 
 
 class Llava15Target(LlavaTarget):
@@ -26,6 +27,11 @@ class Llava15Target(LlavaTarget):
     def num_image_tokens(self, height: int, width: int) -> int:
         """Visual tokens of a picture, whatever its size: patches, and the tower's own entry."""
         return self._side**2 + self._has_class - self._drops_first
+
+    def see_pooled(self, prompt: Prompt) -> Pooled:
+        """Also the average of every 2x2 patches, projected."""
+        full, pooled = self._see_both(prompt)
+        return Pooled(full, Seen(pooled.flatten(0, 1)), [pooled.shape[1]] * len(pooled))
 
     def regions(self, prompt: Prompt) -> list[Region]:
         """Cells of the window that the tower sees; the tower's own entry has none."""

@@ -1,6 +1,9 @@
 """Let a target say every assistant turn of several conversations anew, greedily, in a batch."""
 
+import logging
 from collections.abc import Mapping, Sequence
+
+import torch
 
 from varifocal.batch import Batch
 from varifocal.decode import Generation, Reading
@@ -10,13 +13,22 @@ from varifocal.request import Message, Request
 from varifocal.target import Prompt
 from varifocal.targets._hf import HFTarget
 
+logger = logging.getLogger(__name__)
 Talk = tuple[Message, ...]
 
 
 class Answers:
-    """Says answers, `batch` of them at a time."""
+    """Says answers, `batch` of them at a time where that changes none: each is its single run's.
+
+    Below float32 a forward over more rows may round otherwise, so that a near-tie goes another way.
+    Without exact rows, which hold on a CPU, answers are then said one after the other.
+    """
 
     def __init__(self, target: HFTarget, max_new_tokens: int, *, batch: int = 8) -> None:
+        is_exact = target.exact_rows and target.device.type == "cpu"
+        if batch > 1 and target.dtype != torch.float32 and not is_exact:
+            logger.info("in %s without exact rows answers are said one by one", target.dtype)
+            batch = 1
         self.target, self.max_new_tokens, self._batch = target, max_new_tokens, batch
         self._drafter = PlainDrafter(target, PlainDrafter.Config())
 

@@ -5,14 +5,47 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from varifocal.errors import BadArtifact
+from varifocal.errors import BadArtifact, BadOption
 
 try:
     import fcntl
 except ImportError:  # Windows, where nothing keeps two runs apart
     fcntl = None  # type: ignore[assignment]
 
-LOCK = ".lock"
+LOCK, MANIFEST = ".lock", "manifest.json"
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse, before anything is read or made, what is a file or lies below one."""
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            return
+        if path.exists():
+            raise BadOption(
+                f"{folder} cannot be written into: a folder is wanted, and {path} is a file. Name "
+                "a new folder, or move the file away"
+            )
+
+
+def make_folder(folder: Path) -> None:
+    """The folder, with those above it, if it is not there."""
+    check_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadOption(
+            f"the folder {folder} cannot be made ({error.strerror or error}); name one in a place "
+            "that you may write to"
+        ) from error
+
+
+def check_no_recording(folder: Path) -> None:
+    """Refuse to write a drafter among what it is trained on."""
+    if (folder / MANIFEST).exists():
+        raise BadOption(
+            f"{folder} holds a recording ({MANIFEST}), and a drafter wants a folder of its own; "
+            "choose another one"
+        )
 
 
 @contextmanager

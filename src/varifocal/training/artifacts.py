@@ -19,11 +19,11 @@ from torch import Tensor
 
 from varifocal.errors import BadArtifact
 from varifocal.training._files import LOCK as LOCK  # what recordings need of a folder
+from varifocal.training._files import MANIFEST as MANIFEST
 from varifocal.training._files import locked as locked
 from varifocal.training._files import write_atomically as write_atomically
 
 FORMAT, VERSION = "varifocal-artifacts", 1
-MANIFEST = "manifest.json"
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _SORTED_TOGETHER = 32  # batches whose samples are sorted by length among themselves
 

@@ -19,6 +19,7 @@ from varifocal.target import Want
 from varifocal.targets._hf import HFTarget
 from varifocal.training._answers import Answers
 from varifocal.training._entropy import watched
+from varifocal.training._files import make_folder
 from varifocal.training._room import check_room
 from varifocal.training._script import Script, script_of, turns_of
 from varifocal.training._taps import checked_taps
@@ -60,9 +61,10 @@ def record(
 ) -> ArtifactStore:
     """Record what is not in `out` yet, shard by shard; the same call continues a broken one.
 
-    With answers="target" every assistant turn is what the target says greedily, and what later
-    turns follow on: given texts are checked like a draft, and from the first that it would not say
-    on, `batch` conversations at a time say it anew. With "reference" given texts are kept. Samples
+    With answers="target" every assistant turn is what the target says greedily in a run of its own,
+    and what later turns follow on: in float32 given texts are checked like a draft, and from the
+    first that it would not say on it is said anew, `batch` conversations at a time where that
+    changes no answer (see `Answers`). With "reference" given texts are kept. Samples
     that cannot be used are skipped and listed with the reason in the manifest. `taps` are layers,
     counted from 1, whose states are kept too. Ctrl-C keeps all that is done. While it runs, no
     other recording may write into `out`.
@@ -165,8 +167,11 @@ class _Session:
     ) -> tuple[Artifact | None, list[list[int]]]:
         """The reference answers as a draft: leading ones that the target says itself stay.
 
-        If it says all of them, one forward has made the whole sample.
+        If it says all of them, one forward has made the whole sample. Below float32 that forward
+        may settle a near-tie otherwise than the target's own run, so it confirms nothing.
         """
+        if self.target.dtype != torch.float32:
+            return None, []
         try:
             script = script_of(self.target, talk, None)
         except VarifocalError:
@@ -297,7 +302,7 @@ def _check_folder(out: Path) -> None:
     is_used = any(path.name not in ours for path in out.glob("*"))
     if is_used and not (out / MANIFEST).exists():
         raise BadOption(f"{out} holds other files; choose a new folder for the recording")
-    _make(out)
+    make_folder(out)
 
 
 def _begun(out: Path, origin: Origin) -> Manifest:
@@ -339,13 +344,6 @@ def _difference(wanted: Origin, got: Origin) -> str:
     return "; ".join(
         f"{name}: wanted {new[name]}, got {old[name]}" for name in new if new[name] != old[name]
     )
-
-
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadOption(f"the folder {out} cannot be made ({error.strerror})") from error
 
 
 def _check_ids(examples: Sequence[Example]) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 from varifocal.errors import BadArtifact, BadOption, VarifocalError
 from varifocal.training._checkpoint import STATE, Log, load_state, save_state
 from varifocal.training._evaluation import Scores, ShouldStop, Stopped, heed, mean, never, tau_of
-from varifocal.training._files import locked
+from varifocal.training._files import check_no_recording, locked, make_folder
 from varifocal.training._recipe import TrainConfig, optimizers_of
 from varifocal.training.artifacts import Artifact, Subset
 from varifocal.training.losses import Losses
@@ -179,6 +179,7 @@ class _Run:
 
     def begin(self, resume: bool) -> None:
         """Start, or take up the checkpoint in the folder."""
+        check_no_recording(self.out)
         path = self.out / STATE
         if not resume:
             if path.exists():
@@ -186,10 +187,10 @@ class _Run:
                     f"{self.out} holds a training run; continue it with --resume or choose a new "
                     "folder"
                 )
-            self.out.mkdir(parents=True, exist_ok=True)
+            make_folder(self.out)
             self.save()
         elif not path.exists():
-            self.out.mkdir(parents=True, exist_ok=True)
+            make_folder(self.out)
             logger.warning("%s holds no checkpoint; training starts from the beginning", self.out)
         else:
             self._restore(path, load_state(path))
