@@ -259,15 +259,15 @@ def test_train_writes_no_drafter_among_the_artifacts_and_tells_of_no_scores_wher
                    "--answers", "reference", "--out", artifacts)  # fmt: skip
     assert recorded.exit_code == 0, recorded.stderr
     before = sorted(artifacts.iterdir())
-    common = ("train", "--artifacts", artifacts, "--steps", 1, "--batch", 2, "--held-out", "none",
-              "--valid", 0, "--set", "inner=32")  # fmt: skip
+    common = ("train", "--drafter", "text_only", "--artifacts", artifacts, "--steps", 1,
+              "--batch", 2, "--held-out", "none", "--valid", 0, "--set", "inner=32")  # fmt: skip
     same = run(*common, "--out", tmp_path / "x" / ".." / "artifacts")
     assert same.exit_code == 2
     assert "holds a recording" in same.stderr and "choose another one" in same.stderr
     assert sorted(artifacts.iterdir()) == before
     done = run(*common, "--out", tmp_path / "drafter")
     assert done.exit_code == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"fovea after 1 updates in {tmp_path / 'drafter'}"
+    assert done.stdout.splitlines()[-1] == f"text_only after 1 updates in {tmp_path / 'drafter'}"
 
 
 def test_bench_refuses_what_it_does_not_know_before_it_loads(run):

@@ -38,8 +38,8 @@ def place_of(name_or_path: str) -> str:
         except LocalEntryNotFoundError:
             raise UnsupportedTarget(
                 f"{name_or_path!r} is no folder here, was not fetched before, and the hub cannot "
-                f"be reached ({first_line(error)}). Give a folder, go online once, or leave "
-                '--target out for the embedded model ("demo" in Python)'
+                f"be reached ({first_line(error)}). Give a folder, a hub id that was fetched "
+                'before, or "demo"; or go online once'
             ) from error
         logger.info("the hub cannot be reached: %s is read from %s", name_or_path, copy)
         return str(copy)

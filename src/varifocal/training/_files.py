@@ -41,7 +41,7 @@ def make_folder(folder: Path) -> None:
 
 def check_no_recording(folder: Path) -> None:
     """Refuse to write a drafter among what it is trained on."""
-    if (folder / MANIFEST).exists():
+    if (folder.resolve() / MANIFEST).exists():
         raise BadOption(
             f"{folder} holds a recording ({MANIFEST}), and a drafter wants a folder of its own; "
             "choose another one"
