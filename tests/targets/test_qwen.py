@@ -3,7 +3,6 @@
 import json
 import shutil
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -18,7 +17,7 @@ from varifocal.errors import BadImage, UnsupportedTarget
 from varifocal.request import Message, Request, ask
 from varifocal.target import Want
 from varifocal.targets import load_target
-from varifocal.targets._hf import HFTarget
+from varifocal.targets._hf import HFTarget, Seen
 from varifocal.tree import DraftTree
 
 NAMES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
@@ -156,7 +155,7 @@ def test_deepstack_features_enter_where_the_tower_took_them():
     assert len(extra["deepstack_visual_embeds"]) == 2
     assert extra["visual_pos_masks"].tolist() == [prompt.is_image.tolist()]
     _, seen = target.prefill(prompt, Want())
-    target.see = lambda _: SimpleNamespace(features=features, extra={})  # what is at stake
+    target.see = lambda _: Seen(features)  # without what is at stake
     features = type(target).see(target, prompt).features
     _, without = target.prefill(prompt, Want())
     del target.see

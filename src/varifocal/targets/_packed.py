@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from varifocal.cache import KVCache, Parts
 from varifocal.targets._exact import EXACT_ROWS, exact_attention_name
+from varifocal.targets._single import single_row_name
 from varifocal.tree import DraftTree
 
 
@@ -105,5 +106,5 @@ def _attention(base: str, module: Any) -> Callable[..., tuple[Tensor, Any]]:
     return AttentionInterface()[base]  # type: ignore[no-any-return]
 
 
-for _base in ("sdpa", "eager", exact_attention_name()):
+for _base in ("sdpa", "eager", exact_attention_name(), single_row_name()):
     AttentionInterface.register(_packed_name(_base), partial(_packed_attention, base=_base))
