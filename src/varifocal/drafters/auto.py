@@ -23,6 +23,7 @@ _KEEP = 0.85  # of an arm's running figures after each of its rounds
 _RETURN = 0.02  # how fast an arm that was left is given the benefit of the doubt again
 _ADAPT = 0.3  # weight of the newest round in the running acceptance of a free member
 _STAY = 1.05  # another way must promise so much more than the one in use
+_SHIPPED = 3  # members where none are named: which of them is fastest, this machine tells
 _TYPICAL = 16  # nodes of a round that was not seen yet
 
 
@@ -74,7 +75,7 @@ class AutoDrafter(Drafter[_Request]):
         """Whom it chooses among."""
 
         depth: int = 32  # members keep their own where it is less
-        members: str = ""  # names or folders joined by "+"; "": the best shipped one and lookup
+        members: str = ""  # names or folders joined by "+"; "": the three best shipped ones, lookup
         graft: bool = True  # branches of free members into the trees of the others
 
     config: Config
@@ -224,9 +225,9 @@ def _loaded(target: Target, config: AutoDrafter.Config) -> tuple[Drafter[Any], .
 
 
 def _suited(target: Target) -> list[str]:
-    """Of the drafters shipped for the target the most accepted one; and lookup."""
+    """Of the drafters shipped for the target the most accepted ones; and lookup."""
     shipped = shipped_scores(target)
-    return [*sorted(shipped, key=lambda name: -shipped[name])[:1], "lookup"]
+    return [*sorted(shipped, key=lambda name: -shipped[name])[:_SHIPPED], "lookup"]
 
 
 def _promise(drafter: Drafter[Any]) -> float:
