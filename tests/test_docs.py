@@ -85,6 +85,8 @@ def test_the_commands_of_the_page_run_in_order(workplace):
         app, shlex.split(second.replace("MODEL", str(built("llava_next"))))[1:]
     )
     assert told.exit_code in (0, 1) and "drafter.weights" in told.output, told.output
+    for command in commands(DOCS / "drafters.md"):  # which goes on with the same drafter
+        run(command, built("llava_next"))
 
 
 def test_code_and_commands_of_the_settings_run(workplace):
