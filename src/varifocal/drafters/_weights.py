@@ -129,13 +129,10 @@ def shipped_weights(name: str, target: Target, root: Path | None = None) -> Path
     return folder if fingerprint == target.fingerprint else None
 
 
-def shipped_scores(target: Target, root: Path | None = None) -> dict[str, float]:
-    """tau of each drafter that is shipped for the target, as its recipe tells it."""
-    found = {}
-    for file in sorted((root or _SHIPPED).glob(f"*/{CONFIG}")):
-        if folder := shipped_weights(file.parent.name, target, root):
-            found[folder.name] = float(_read_config(folder)["recipe"]["scores"].get("tau", 1.0))
-    return found
+def shipped_names(target: Target, root: Path | None = None) -> list[str]:
+    """The drafters that are shipped for the target."""
+    folders = sorted(file.parent.name for file in (root or _SHIPPED).glob(f"*/{CONFIG}"))
+    return [name for name in folders if shipped_weights(name, target, root)]
 
 
 def load_shipped(name: str, target: Target, options: Mapping[str, Any]) -> Drafter[Any]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from varifocal.drafter import Drafter
 from varifocal.drafters import load_drafter
 from varifocal.drafters._graft import grafted
-from varifocal.drafters._weights import network_of, shipped_scores
+from varifocal.drafters._weights import network_of, shipped_names
 from varifocal.errors import BadOption
 from varifocal.plan import Budget, CostModel
 from varifocal.target import Forward, Prompt, Target, Want
@@ -23,8 +23,7 @@ _KEEP = 0.85  # of an arm's running figures after each of its rounds
 _RETURN = 0.02  # how fast an arm that was left is given the benefit of the doubt again
 _ADAPT = 0.3  # weight of the newest round in the running acceptance of a free member
 _STAY = 1.05  # another way must promise so much more than the one in use
-_SHIPPED = 3  # members where none are named: which of them is fastest, this machine tells
-_TYPICAL = 16  # nodes of a round that was not seen yet
+_BESIDE = 8  # nodes beside the longest path, in a round that was not seen yet
 
 
 @dataclass
@@ -36,7 +35,6 @@ class _Arm:
     tokens: float  # running mean of its rounds
     seconds: float = 0.0  # the same by the cost model; 0: not known yet
     state: Any = None
-    pending: list[tuple[Verification, Forward]] = field(default_factory=list)
 
 
 @dataclass
@@ -59,6 +57,7 @@ class _Request:
     length: int  # decided tokens, the prompt's included
     arms: list[_Arm]
     free: list[_Free]
+    history: list[tuple[Verification, Forward]] = field(default_factory=list)  # all rounds
     used: _Arm | None = None  # who drafted in the round under way
     planned: float = 0.0  # what that round takes by the cost model
 
@@ -75,7 +74,7 @@ class AutoDrafter(Drafter[_Request]):
         """Whom it chooses among."""
 
         depth: int = 32  # members keep their own where it is less
-        members: str = ""  # names or folders joined by "+"; "": the three best shipped ones, lookup
+        members: str = ""  # names or folders joined by "+"; "": all shipped ones, and lookup
         graft: bool = True  # branches of free members into the trees of the others
 
     config: Config
@@ -129,11 +128,10 @@ class AutoDrafter(Drafter[_Request]):
         for free in state.free:
             _judge(free, verdict)
             free.drafter.observe(free.state, verdict, seen.narrowed(self.want, free.drafter.want))
+        state.history.append((verdict, seen))
         for arm in state.arms:
-            own = seen.narrowed(self.want, arm.drafter.want)
-            if arm.state is None:
-                arm.pending.append((verdict, own))
-            else:
+            if arm.state is not None:
+                own = seen.narrowed(self.want, arm.drafter.want)
                 arm.drafter.observe(arm.state, verdict, own)
             if arm is state.used and state.planned:
                 arm.tokens += (1 - _KEEP) * (len(verdict.tokens) - arm.tokens)
@@ -181,7 +179,7 @@ class AutoDrafter(Drafter[_Request]):
         if not arm.seconds:
             own = cost.members[arm.number]
             steps = max(arm.drafter.config.depth - 1, 0)
-            size = min(_TYPICAL, len(cost.verify) - 1)
+            size = min(arm.drafter.config.depth + _BESIDE, len(cost.verify) - 1)
             arm.seconds = own.start + steps * own.step + cost.verify[size] + cost.other
         return arm.tokens / arm.seconds
 
@@ -196,9 +194,9 @@ class AutoDrafter(Drafter[_Request]):
         if arm.state is None:  # it was not needed before: it catches up
             seen = state.prefill.narrowed(self.want, arm.drafter.want)
             arm.state = arm.drafter.start(state.prompt, seen, state.root)
-            for verdict, own in arm.pending:
+            for verdict, seen in state.history:
+                own = seen.narrowed(self.want, arm.drafter.want)
                 arm.drafter.observe(arm.state, verdict, own)
-            arm.pending.clear()
         cost = None if budget.cost is None else budget.cost.members[arm.number]
         depth = min(budget.depth, arm.drafter.config.depth)
         tree = arm.drafter.propose(arm.state, root, replace(budget, cost=cost, depth=depth))
@@ -225,9 +223,8 @@ def _loaded(target: Target, config: AutoDrafter.Config) -> tuple[Drafter[Any], .
 
 
 def _suited(target: Target) -> list[str]:
-    """Of the drafters shipped for the target the most accepted ones; and lookup."""
-    shipped = shipped_scores(target)
-    return [*sorted(shipped, key=lambda name: -shipped[name])[:_SHIPPED], "lookup"]
+    """All that are shipped for the target, since which is fastest this machine decides; lookup."""
+    return [*shipped_names(target), "lookup"]
 
 
 def _promise(drafter: Drafter[Any]) -> float:
