@@ -9,6 +9,7 @@ from varifocal.decode import generate
 from varifocal.drafters import load_drafter
 from varifocal.drafters._blocks import rotation_at
 from varifocal.drafters._recurrence import run_blocks
+from varifocal.drafters._weights import Card, load_trained, save_trained
 from varifocal.request import ask
 from varifocal.target import Forward, Want
 from varifocal.training.artifacts import Artifact
@@ -141,3 +142,35 @@ def normed(x: torch.Tensor, norm) -> torch.Tensor:
     scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     bias = 0 if norm.bias is None else norm.bias.double()
     return scaled * norm.weight.double() + bias
+
+
+def taught(drafter, artifact, updates) -> list[float]:
+    """The losses of so many updates on one sample."""
+    optimizer = torch.optim.AdamW(drafter.network.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(updates):
+        optimizer.zero_grad()
+        loss = drafter.loss([artifact], 0.0)
+        loss.total.backward()
+        optimizer.step()
+        losses.append(float(loss.total.detach()))
+    return losses
+
+
+def check_learning(make, target, one: Recorded, folder) -> None:
+    """What `make` makes learns an answer, which is then accepted, and comes back from disk."""
+    drafter = make()
+    losses = taught(drafter, one.artifact, 60)
+    assert losses[-1] < 0.5 * losses[0]
+    asked = ask("what is it?", [tiny.picture()], max_new_tokens=24)
+    result = generate(target, drafter, asked)
+    assert result.token_ids == one.answer
+    assert result.num_spec_steps < generate(target, make(), asked).num_spec_steps
+    save_trained(drafter, folder, card=Card(seed=0, steps=60))
+    loaded = load_trained(folder, target, {})
+    for name, tensor in drafter.network.state_dict().items():
+        assert torch.equal(tensor, loaded.network.state_dict()[name]), name
+    loaded.prepare()
+    again = generate(target, loaded, asked)
+    assert again.token_ids == one.answer
+    assert again.acceptance_histogram == result.acceptance_histogram

@@ -6,17 +6,16 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from taught import Recorded, backwards, normed, recorded, shortened, turned
+from taught import Recorded, backwards, check_learning, normed, recorded, shortened, turned
 from torch import nn
 
 from varifocal.decode import generate
 from varifocal.drafters import load_drafter
 from varifocal.drafters._unroll import collate
-from varifocal.drafters._weights import Card, load_trained, save_trained
 from varifocal.drafters.block import BlockDrafter
 from varifocal.errors import BadArtifact, BadOption
 from varifocal.plan import Budget
-from varifocal.request import Message, Request, ask
+from varifocal.request import Message, Request
 from varifocal.sampling import Sampling
 from varifocal.target import Forward
 from varifocal.training.examples import Example
@@ -276,29 +275,7 @@ def test_an_answer_of_one_token_gives_no_signal_and_no_nan(target, one):
 
 
 def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_path):
-    drafter = block(target)
-    optimizer = torch.optim.AdamW(drafter.network.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = drafter.loss([one.artifact], 0.0)
-        loss.total.backward()
-        optimizer.step()
-        losses.append(float(loss.total.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-    asked = ask("what is it?", [tiny.picture()], max_new_tokens=24)
-    result = generate(target, drafter, asked)
-    assert result.token_ids == one.answer
-    assert result.num_spec_steps < generate(target, block(target), asked).num_spec_steps
-    save_trained(drafter, tmp_path / "d", card=Card(seed=0, steps=60))
-    loaded = load_trained(tmp_path / "d", target, {})
-    for name, tensor in drafter.network.state_dict().items():
-        assert torch.equal(tensor, loaded.network.state_dict()[name]), name
-    loaded.prepare()
-    again = generate(target, loaded, asked)
-    assert again.token_ids == one.answer and again.num_spec_steps == result.num_spec_steps
-    with pytest.raises(BadOption, match="ahead is part of the trained weights"):
-        load_trained(tmp_path / "d", target, {"ahead": 6})
+    check_learning(lambda: block(target), target, one, tmp_path / "d")
 
 
 def test_artifacts_without_the_layers_say_how_to_record_them(target, tmp_path):

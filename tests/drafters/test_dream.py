@@ -7,11 +7,11 @@ import pytest
 import tiny
 import torch
 from defined import uneven
-from taught import Recorded, backwards, recorded
+from taught import Recorded, backwards, check_learning, recorded, taught
 
 from varifocal.decode import generate
 from varifocal.drafters import load_drafter
-from varifocal.drafters._weights import Card, load_trained, save_trained
+from varifocal.drafters._weights import Card
 from varifocal.drafters.dream import DreamDrafter, _Chain, _collate
 from varifocal.errors import BadArtifact, BadOption
 from varifocal.plan import Budget
@@ -355,31 +355,8 @@ def test_the_text_is_plain_decodings_for_any_order_of_siblings(target, sampling,
     assert generate(target, drafter, asked).token_ids == plain.token_ids
 
 
-def taught(drafter, artifact, updates):
-    optimizer = torch.optim.AdamW(drafter.network.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(updates):
-        optimizer.zero_grad()
-        loss = drafter.loss([artifact], 0.0)
-        loss.total.backward()
-        optimizer.step()
-        losses.append(float(loss.total.detach()))
-    return losses
-
-
 def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_path):
-    drafter = dream(target)
-    losses = taught(drafter, one.artifact, 60)
-    assert losses[-1] < 0.5 * losses[0]
-    asked = ask("what is it?", [tiny.picture()], max_new_tokens=24)
-    result = generate(target, drafter, asked)
-    assert result.token_ids == one.answer
-    assert result.num_spec_steps < generate(target, dream(target), asked).num_spec_steps
-    save_trained(drafter, tmp_path / "d", card=CARD)
-    loaded = load_trained(tmp_path / "d", target, {})
-    assert generate(target, loaded, asked).acceptance_histogram == result.acceptance_histogram
-    with pytest.raises(BadOption, match="prefix is part of the trained weights"):
-        load_trained(tmp_path / "d", target, {"prefix": "text_only"})
+    check_learning(lambda: dream(target), target, one, tmp_path / "d")
 
 
 @pytest.mark.parametrize("prefix", ["full", "text_only"])

@@ -12,6 +12,7 @@ import torch
 from taught import (
     attended,
     backwards,
+    check_learning,
     decoded_states,
     normed,
     recorded,
@@ -174,21 +175,8 @@ def test_loss_does_not_depend_on_padding(target, one):
     assert min(alone, long) - 1e-4 <= together <= max(alone, long) + 1e-4
 
 
-def test_a_learned_answer_is_accepted(target, one):
-    drafter = eagle3(target)
-    optimizer = torch.optim.AdamW(drafter.network.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = drafter.loss([one.artifact], 0.0)
-        loss.total.backward()
-        optimizer.step()
-        losses.append(float(loss.total.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-    asked = ask("what is it?", [tiny.picture()], max_new_tokens=24)
-    result = generate(target, drafter, asked)
-    assert result.token_ids == one.answer
-    assert result.num_spec_steps < generate(target, eagle3(target), asked).num_spec_steps
+def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_path):
+    check_learning(lambda: eagle3(target), target, one, tmp_path / "d")
 
 
 @pytest.fixture(scope="module")

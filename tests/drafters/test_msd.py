@@ -6,11 +6,11 @@ import pytest
 import tiny
 import torch
 from defined import LLAVA, QWEN2_VL, agrees_on_a_draft, agrees_on_a_loss
-from taught import backwards, recorded, shortened
+from taught import backwards, check_learning, recorded, shortened
 
 from varifocal.decode import generate
 from varifocal.drafters import load_drafter
-from varifocal.drafters._weights import Card, load_trained, save_trained
+from varifocal.drafters._weights import Card
 from varifocal.drafters.msd import MsdDrafter
 from varifocal.drafters.text_only import TextOnlyDrafter
 from varifocal.errors import BadArtifact, BadOption
@@ -75,23 +75,7 @@ def test_the_text_is_plain_decodings_for_any_order_of_siblings(target, sampling)
 
 
 def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_path):
-    drafter = msd(target)
-    optimizer = torch.optim.AdamW(drafter.network.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = drafter.loss([one.artifact], 0.0)
-        loss.total.backward()
-        optimizer.step()
-        losses.append(float(loss.total.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-    asked = ask("what is it?", [tiny.picture()], max_new_tokens=24)
-    result = generate(target, drafter, asked)
-    assert result.token_ids == one.answer
-    assert result.num_spec_steps < generate(target, msd(target), asked).num_spec_steps
-    save_trained(drafter, tmp_path / "d", card=CARD)
-    loaded = load_trained(tmp_path / "d", target, {})
-    assert generate(target, loaded, asked).acceptance_histogram == result.acceptance_histogram
+    check_learning(lambda: msd(target), target, one, tmp_path / "d")
 
 
 def test_before_visual_from_it_is_the_text_only_drafter(target, one):

@@ -9,6 +9,7 @@ from defined import LLAVA, agrees_on_a_draft, agrees_on_a_loss
 from taught import (
     attended,
     backwards,
+    check_learning,
     decoded_states,
     normed,
     recorded,
@@ -141,31 +142,8 @@ def test_the_text_is_plain_decodings_for_any_order_of_siblings(target, sampling)
     assert generate(target, drafter, asked).token_ids == plain.token_ids
 
 
-def taught(drafter, artifact, updates):
-    optimizer = torch.optim.AdamW(drafter.network.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(updates):
-        optimizer.zero_grad()
-        loss = drafter.loss([artifact], 0.0)
-        loss.total.backward()
-        optimizer.step()
-        losses.append(float(loss.total.detach()))
-    return losses
-
-
 def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_path):
-    drafter = text_only(target, classification=1.0)
-    losses = taught(drafter, one.artifact, 60)
-    assert losses[-1] < 0.5 * losses[0]
-    asked = ask("what is it?", [tiny.picture()], max_new_tokens=24)
-    result = generate(target, drafter, asked)
-    assert result.token_ids == one.answer
-    assert result.num_spec_steps < generate(target, text_only(target), asked).num_spec_steps
-    save_trained(drafter, tmp_path / "d", card=CARD)
-    loaded = load_trained(tmp_path / "d", target, {})
-    for name, tensor in drafter.network.state_dict().items():
-        assert torch.equal(tensor, loaded.network.state_dict()[name]), name
-    assert generate(target, loaded, asked).acceptance_histogram == result.acceptance_histogram
+    check_learning(lambda: text_only(target, classification=1.0), target, one, tmp_path / "d")
 
 
 def test_loss_does_not_depend_on_padding(target, one):

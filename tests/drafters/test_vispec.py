@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from taught import attended, backwards, normed, recorded, shortened, unrolled_states
+from taught import attended, backwards, check_learning, normed, recorded, shortened, unrolled_states
 from torch import nn
 
 from varifocal.decode import generate
@@ -14,7 +14,6 @@ from varifocal.drafters import load_drafter
 from varifocal.drafters._blocks import rotation_at
 from varifocal.drafters._recurrence import run_blocks
 from varifocal.drafters._unroll import collate
-from varifocal.drafters._weights import Card, load_trained, save_trained
 from varifocal.drafters.vispec import VispecDrafter, _Beside, rows_of
 from varifocal.errors import BadArtifact, BadOption
 from varifocal.plan import Budget
@@ -391,31 +390,8 @@ def test_an_answer_of_one_token_gives_no_signal_and_no_nan(target, one):
     assert float(loss.total.detach()) == 0.0 and loss.total.requires_grad
 
 
-def taught(drafter, artifact, updates):
-    optimizer = torch.optim.AdamW(drafter.network.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(updates):
-        optimizer.zero_grad()
-        loss = drafter.loss([artifact], 0.0)
-        loss.total.backward()
-        optimizer.step()
-        losses.append(float(loss.total.detach()))
-    return losses
-
-
 def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_path):
-    drafter = vispec(target)
-    losses = taught(drafter, one.artifact, 60)
-    assert losses[-1] < 0.5 * losses[0]
-    asked = ask("what is it?", [tiny.picture()], max_new_tokens=24)
-    result = generate(target, drafter, asked)
-    assert result.token_ids == one.answer
-    assert result.num_spec_steps < generate(target, vispec(target), asked).num_spec_steps
-    save_trained(drafter, tmp_path / "d", card=Card(seed=0, steps=1))
-    loaded = load_trained(tmp_path / "d", target, {})
-    for name, tensor in drafter.network.state_dict().items():
-        assert torch.equal(tensor, loaded.network.state_dict()[name]), name
-    assert generate(target, loaded, asked).acceptance_histogram == result.acceptance_histogram
+    check_learning(lambda: vispec(target), target, one, tmp_path / "d")
 
 
 # -- requests ------------------------------------------------------------------------------------
