@@ -23,6 +23,7 @@ _KEEP = 0.85  # of an arm's running figures after each of its rounds
 _RETURN = 0.02  # how fast an arm that was left is given the benefit of the doubt again
 _ADAPT = 0.3  # weight of the newest round in the running acceptance of a free member
 _STAY = 1.05  # another way must promise so much more than the one in use
+_ANSWER = 64  # tokens of an answer
 _BESIDE = 8  # nodes beside the longest path, in a round that was not seen yet
 
 
@@ -181,7 +182,9 @@ class AutoDrafter(Drafter[_Request]):
             steps = max(arm.drafter.config.depth - 1, 0)
             size = min(arm.drafter.config.depth + _BESIDE, len(cost.verify) - 1)
             arm.seconds = own.start + steps * own.step + cost.verify[size] + cost.other
-        return arm.tokens / arm.seconds
+        # On the mean the answer ends in the middle of a draft, and the rest of it was for nothing:
+        # the longer the drafts, the more.
+        return arm.tokens / arm.seconds / (1 + arm.tokens / (2 * _ANSWER))
 
     def _reaches(self, arm: _Arm, length: int) -> bool:
         limit = arm.drafter.context_length
