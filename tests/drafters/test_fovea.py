@@ -1,5 +1,6 @@
 """FOVEA: retrieval, correction of the scoring state alone, training that meets decoding."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -182,6 +183,55 @@ def test_top_k_reads_the_best_entries_renormalised(target):
         read, evidence = visual._read(look(state)[:, :width], 2, memory)
     torch.testing.assert_close(read, wanted, atol=1e-6, rtol=1e-5)
     assert torch.equal(evidence.entries, best)
+
+
+def normed(row, norm):
+    """LayerNorm of a list of numbers, spelt out."""
+    mean = sum(row) / len(row)
+    spread = (sum((v - mean) ** 2 for v in row) / len(row) + norm.eps) ** 0.5
+    return [w * (v - mean) / spread for w, v in zip(norm.weight.tolist(), row, strict=True)]
+
+
+def times(rows, row):
+    return [sum(a * b for a, b in zip(line, row, strict=True)) for line in rows]
+
+
+@pytest.mark.parametrize("depth", [0, 3, 40])
+def test_the_corrected_state_equals_the_definition(target, depth):
+    """[FOVEA, Eq. 4-9] in plain numbers: memory, query, selection, read-out, gated residual."""
+    visual = fovea(target, top_k=3).network.visual
+    torch.nn.init.normal_(visual.depth.weight, std=0.5)
+    h, x = torch.randn(2, 64), torch.randn(7, 192)
+    with torch.no_grad():
+        made, evidence = visual(h, depth, visual.remember(x))
+    width, inner = visual.settings.memory_width, visual.settings.bottleneck
+    look, bias = visual.look.weight.tolist(), visual.look.bias.tolist()
+    end = visual.second.bias.tolist()
+    entries = [normed(row, visual.memory_norm) for row in x.tolist()]
+    keys = [times(visual.memory_keys.weight.tolist(), row) for row in entries]
+    values = [times(visual.memory_values.weight.tolist(), row) for row in entries]
+    step = visual.depth.weight.tolist()[min(depth, visual.settings.unroll - 1)]
+    for row, state in enumerate(h.tolist()):
+        own = normed(state, visual.state_norm)
+        asked = times(look[:width], [a + b for a, b in zip(own, step, strict=True)])
+        query = [a + b for a, b in zip(asked, bias[:width], strict=True)]
+        scores = [sum(a * b for a, b in zip(query, key, strict=True)) / width**0.5 for key in keys]
+        best = sorted(range(7), key=lambda i: -scores[i])[:3]
+        law = [math.exp(scores[i]) for i in best]
+        read = [
+            sum(p / sum(law) * values[i][k] for p, i in zip(law, best, strict=True))
+            for k in range(inner + 64)
+        ]
+        first = [
+            a + b + r for a, b, r in zip(times(look[width:], own), bias[width:], read, strict=True)
+        ]
+        hidden = [v / (1 + math.exp(-v)) for v in first[:inner]]
+        change = times(visual.second.weight.tolist(), hidden)
+        wanted = [
+            state[k] + (change[k] + end[k]) / (1 + math.exp(-first[inner + k])) for k in range(64)
+        ]
+        assert evidence.entries[row].tolist() == best
+        assert made[row].tolist() == pytest.approx(wanted, rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
