@@ -58,7 +58,9 @@ class _Request:
     length: int  # decided tokens, the prompt's included
     arms: list[_Arm]
     free: list[_Free]
-    history: list[tuple[Verification, Forward]] = field(default_factory=list)  # all rounds
+    history: list[tuple[Verification, Forward]] = field(
+        default_factory=list
+    )  # for those who catch up
     used: _Arm | None = None  # who drafted in the round under way
     planned: float = 0.0  # what that round takes by the cost model
 
@@ -129,7 +131,11 @@ class AutoDrafter(Drafter[_Request]):
         for free in state.free:
             _judge(free, verdict)
             free.drafter.observe(free.state, verdict, seen.narrowed(self.want, free.drafter.want))
-        state.history.append((verdict, seen))
+        if any(arm.state is None for arm in state.arms):
+            # Without the logits, which no arm reads: on a large vocabulary they are most of it.
+            state.history.append(
+                (verdict, replace(seen, logits=seen.logits.new_empty(len(seen.logits), 0)))
+            )
         for arm in state.arms:
             if arm.state is not None:
                 own = seen.narrowed(self.want, arm.drafter.want)

@@ -85,7 +85,7 @@ class FoveaDrafter(TargetHeadDrafter[FoveaState]):
 
     name: ClassVar[str] = "fovea"
     pictures: ClassVar[str] = "reads a state-dependent part of each picture's memory"
-    needs: ClassVar[str] = "weights trained for the target"
+    needs: ClassVar[str] = "weights trained for the target, on artifacts with taps"
     want = Want(final=True, embeddings=True)
 
     @dataclass(frozen=True, kw_only=True)
