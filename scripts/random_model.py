@@ -53,7 +53,7 @@ SIZES = {
         tokens=64, repeats=9,
     ),
     "small": Size(
-        layers=2, width=64, inner=96, heads=4, kv_heads=2, vocabulary=1000,
+        layers=3, width=64, inner=96, heads=4, kv_heads=2, vocabulary=1000,
         tower={"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
                "num_attention_heads": 2, "image_size": 48, "patch_size": 8, "projection_dim": 32},
         fovea={"heads": 4, "inner": 64, "memory_width": 32, "bottleneck": 16},

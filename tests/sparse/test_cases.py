@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from varifocal.sparse import cases
@@ -21,6 +22,7 @@ print(len(verdicts), [(s, p) for s, p, is_same in verdicts if not is_same][:3])
 """
 
 
+@pytest.mark.slow
 def test_prr_equals_plain_bit_for_bit_in_over_five_thousand_random_cases():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert done.stdout.strip() == f"{LIMIT} []", done.stdout + done.stderr
