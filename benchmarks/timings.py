@@ -102,7 +102,7 @@ def drafts(args: argparse.Namespace, clock: Clock) -> list[Timing]:
     budget = Budget(depth=LEVELS, nodes=NODES)
     variants: dict[str, Callable[[], object]] = {}
     for count in VISUAL_TOKENS:
-        prompt, seen = made_up(target, count)
+        prompt, seen = made_up(target, count, len(drafter.want.layers))
         state = drafter.start(prompt, seen, root=20)
         variants[f"{count} visual tokens"] = partial(drafter.propose, state, 20, budget)
     baseline = dict.fromkeys(variants, f"{VISUAL_TOKENS[0]} visual tokens")
@@ -110,16 +110,17 @@ def drafts(args: argparse.Namespace, clock: Clock) -> list[Timing]:
     return summed_up(title, in_turns(variants, 5 * args.turns, clock), baseline)
 
 
-def made_up(target: HFTarget, count: int) -> tuple[Prompt, Forward]:
+def made_up(target: HFTarget, count: int, num_taps: int) -> tuple[Prompt, Forward]:
     """A prompt with so many visual tokens and its states, all random."""
     length = count + TEXT
     image_of = torch.full((length,), -1)
     image_of[1 : 1 + count] = 0
     tokens = torch.randint(target.vocab_size, (length,))
-    states = torch.randn(2, length, target.hidden_size).to(target.dtype)
+    states = torch.randn(2 + num_taps, length, target.hidden_size).to(target.dtype)
     prompt = Prompt(tokens, image_of, {}, ask("made up"))
     logits = torch.zeros(1, target.vocab_size)
-    return prompt, Forward(logits, final=states[0], embeddings=states[1])
+    hidden = states[2:].transpose(0, 1).contiguous()
+    return prompt, Forward(logits, hidden=hidden, final=states[0], embeddings=states[1])
 
 
 def exact_rows(args: argparse.Namespace, clock: Clock) -> list[Timing]:
