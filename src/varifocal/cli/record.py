@@ -63,7 +63,7 @@ class RecordOptions:
             "--taps",
             metavar="A,B,C|auto|none",
             help="Also keep the states leaving these layers, counted from 1, which fovea, eagle3 "
-            "and block read; auto: a low, a middle and a high one; none: two thirds less disk.",
+            "and block read; auto: a low, a middle and a high one; none: much less disk.",
         ),
     ] = "auto"
 
