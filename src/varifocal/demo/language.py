@@ -17,6 +17,7 @@ from varifocal.demo.feed import Feed
 from varifocal.demo.journal import Every, append_line, save_atomically
 from varifocal.demo.labels import SIDE, TILE
 from varifocal.demo.lessons import (
+    BLIND,
     Lesson,
     LessonBatch,
     LessonBatches,
@@ -54,6 +55,9 @@ def embed(model: LlavaNextForConditionalGeneration, batch: LessonBatch) -> Float
     The order is LLaVA-NeXT's: the whole picture, then its rows of patches, each with a line break.
     """
     core = model.model
+    words = core.language_model.embed_tokens(torch.from_numpy(batch.ids))
+    if batch.grid == BLIND:
+        return words
     rows, columns = batch.grid
     size, num_views = batch.views.shape[:2]
     with torch.no_grad():
@@ -64,7 +68,6 @@ def embed(model: LlavaNextForConditionalGeneration, batch: LessonBatch) -> Float
     tiles = tiles.reshape(size, rows * SIDE, columns * SIDE, -1)
     breaks = core.image_newline.to(tiles.dtype).expand(size, rows * SIDE, 1, -1)
     picture = torch.cat([seen[:, 0], torch.cat([tiles, breaks], 2).flatten(1, 2)], 1)
-    words = core.language_model.embed_tokens(torch.from_numpy(batch.ids))
     after = 1 + picture.shape[1]  # the picture follows the token that opens the first turn
     # In float32 under autocast too: the sum that runs through the layers needs its precision.
     return torch.cat([words[:, :1], picture.to(words.dtype), words[:, after:]], 1)
@@ -86,14 +89,14 @@ def agrees_with_transformers(model: LlavaNextForConditionalGeneration, batch: Le
     """The largest difference to the logits of the model's own forward, in float32."""
     rows, columns = batch.grid
     two = LessonBatch(batch.grid, batch.views[:2], batch.ids[:2], batch.is_answer[:2])
+    views = torch.from_numpy(two.views)
+    given = {}
+    if batch.grid != BLIND:
+        given["pixel_values"] = to_pixels(views.flatten(0, 1)).unflatten(0, views.shape[:2])
+        given["image_sizes"] = torch.tensor([[rows * TILE, columns * TILE]] * len(views))
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         ours, _ = answer_logits(model, two)
-        views = torch.from_numpy(two.views)
-        theirs = model(
-            input_ids=torch.from_numpy(two.ids),
-            pixel_values=to_pixels(views.flatten(0, 1)).unflatten(0, views.shape[:2]),
-            image_sizes=torch.tensor([[rows * TILE, columns * TILE]] * len(views)),
-        ).logits
+        theirs = model(input_ids=torch.from_numpy(two.ids), **given).logits
     theirs = theirs[:, :-1][torch.from_numpy(two.is_answer[:, 1:])]
     return float((ours - theirs).abs().max())
 

@@ -13,9 +13,11 @@ from varifocal.demo.sample import Sample, Split, Turn
 from varifocal.demo.tokenizer import ASSISTANT, END, IMAGE, USER
 from varifocal.demo.world import FAMILIES, draw, draw_lines
 
+BLIND = (0, 0)  # the grid of a lesson without a picture
 BUCKET = 32  # sequence lengths are rounded up to this, so that few shapes get compiled
 TOKENS = 8192  # per batch, padding included
 _GOLDEN = 0.618034  # spreads the reading practice evenly over the numbers
+_SILVER = 0.414214  # and lessons without a picture, apart from it
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class LessonBatch:
 def num_image_tokens(grid: tuple[int, int]) -> int:
     """Tokens of the whole picture, then of each row of patches with its line break."""
     rows, columns = grid
+    if grid == BLIND:
+        return 0
     return SIDE * SIDE + rows * SIDE * (columns * SIDE + 1)
 
 
@@ -56,16 +60,27 @@ class Writer:
         """The picture of `sample` with these turns: its own, or those of another picture."""
         width, height = sample.image.size
         grid = (height // TILE, width // TILE)
+        picture = [self._image] * num_image_tokens(grid)
+        return self._written(turns, grid, cut(sample.image), picture)
+
+    def blind(self, sample: Sample, turns: tuple[Turn, ...], instead: str) -> Lesson:
+        """These turns with a text in the place of the picture."""
+        views = np.zeros((0, TILE, TILE, 3), np.uint8)
+        return self._written(turns, BLIND, views, self._encode(instead))
+
+    def _written(
+        self, turns: tuple[Turn, ...], grid: tuple[int, int], views: Bytes, shown: list[int]
+    ) -> Lesson:
         ids: list[int] = []
         is_answer: list[bool] = []
         for number, turn in enumerate(turns):
             question = self._encode(turn.question if number else "\n" + turn.question)
-            picture = [] if number else [self._image] * num_image_tokens(grid)
+            picture = [] if number else shown
             asked = [self._user, *picture, *question, self._end, self._assistant]
             said = [*self._encode(turn.answer), self._end]
             ids += asked + said
             is_answer += [False] * len(asked) + [True] * len(said)
-        return Lesson(grid, cut(sample.image), np.array(ids), np.array(is_answer))
+        return Lesson(grid, views, np.array(ids), np.array(is_answer))
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
@@ -90,6 +105,7 @@ class Mix:
     last: float = 0.08
     pictures: int = 12_000  # over which the one falls to the other
     again: tuple[str, ...] = ()  # families that come once more in every turn: the weak ones
+    blind: float = 0.0  # share without a picture: half with its caption instead, half with nothing
 
 
 class LessonBatches:
@@ -125,7 +141,12 @@ class LessonBatches:
         else:
             turn = (*FAMILIES, *self.mix.again)
             sample = draw(turn[index % len(turn)], index, "train")
-        return writer.lesson(sample, sample.turns)
+        place = (index * _SILVER) % 1
+        if place >= self.mix.blind:
+            return writer.lesson(sample, sample.turns)
+        is_captioned = sample.caption and place < self.mix.blind / 2
+        instead = f"image: {sample.caption}" if is_captioned else "\n"
+        return writer.blind(sample, sample.turns, instead)
 
 
 def held_out(

@@ -49,3 +49,4 @@ class Sample:
     turns: tuple[Turn, ...]
     glyphs: tuple[Glyph, ...] = ()
     things: tuple[Thing, ...] = ()
+    caption: str = ""  # the picture in words, as the answer to its longest question has it

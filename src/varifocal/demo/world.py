@@ -43,7 +43,8 @@ def draw(family: str, index: int, split: Split = "train") -> Sample:
     """Sample number `index` of a family."""
     rng = Random(f"{family}/{split}/{index}")
     draft = _DRAW[family](rng, split)
-    return _sample(f"{family}-{split}-{index}", family, draft.canvas, _turns(rng, family, draft))
+    asked, caption = _turns(rng, family, draft), draft.long.answer
+    return _sample(f"{family}-{split}-{index}", family, draft.canvas, asked, caption)
 
 
 def _turns(rng: Random, family: str, draft: Draft) -> tuple[Turn, ...]:
@@ -52,7 +53,9 @@ def _turns(rng: Random, family: str, draft: Draft) -> tuple[Turn, ...]:
     return draft.pick(rng, rng.choices((2, 3, 4), (3, 5, 2))[0])
 
 
-def _sample(name: str, family: str, canvas: Canvas, asked: tuple[Turn, ...]) -> Sample:
+def _sample(
+    name: str, family: str, canvas: Canvas, asked: tuple[Turn, ...], caption: str = ""
+) -> Sample:
     return Sample(
         id=name,
         family=family,
@@ -60,6 +63,7 @@ def _sample(name: str, family: str, canvas: Canvas, asked: tuple[Turn, ...]) -> 
         turns=asked,
         glyphs=tuple(canvas.glyphs),
         things=tuple(canvas.things),
+        caption=caption,
     )
 
 

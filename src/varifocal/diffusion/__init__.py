@@ -1,0 +1,1 @@
+"""LATCH: diffusion language models that stop when their answer has been verified."""
