@@ -1,8 +1,8 @@
 """Build the draft model for the demo's target: a small ordinary model for `ensemble`. [TABED, 4.1]
 
 It has the target's tokenizer, vision tower and lessons, and two layers of language model. Some
-lessons come without their picture, with its caption or nothing in its place, as the views T and C of
-the drafter will ask.
+lessons come without their picture, with its caption or nothing in its place, as the views T and C
+of the drafter will ask.
 """
 
 import argparse

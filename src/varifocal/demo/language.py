@@ -55,7 +55,7 @@ def embed(model: LlavaNextForConditionalGeneration, batch: LessonBatch) -> Float
     The order is LLaVA-NeXT's: the whole picture, then its rows of patches, each with a line break.
     """
     core = model.model
-    words = core.language_model.embed_tokens(torch.from_numpy(batch.ids))
+    words: Tensor = core.language_model.embed_tokens(torch.from_numpy(batch.ids))
     if batch.grid == BLIND:
         return words
     rows, columns = batch.grid

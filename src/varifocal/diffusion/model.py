@@ -140,5 +140,5 @@ def rotation(
 def rotate(x: Float[Tensor, "B n W d"], turn: tuple[Tensor, Tensor]) -> Float[Tensor, "B n W d"]:
     """Turn pairs (i, i + d/2) by their position's angle."""
     cos, sin = turn
-    turned: Tensor = x * cos + x.roll(x.shape[-1] // 2, -1) * sin
-    return turned
+    made: Tensor = x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+    return made
