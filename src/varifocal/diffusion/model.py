@@ -123,7 +123,8 @@ class _Layer(nn.Module):
         return grown
 
     def _heads(self, x: Float[Tensor, "B W E"]) -> Float[Tensor, "B n W d"]:
-        return x.unflatten(-1, (-1, self._width)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self._width)).transpose(1, 2)
+        return heads
 
 
 def rotation(
