@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedTokenizerFast
 
+from varifocal.demo.draft_model import DraftPlan, build_draft_model
 from varifocal.demo.feed import Feed
 from varifocal.demo.grow import doubled
 from varifocal.demo.labels import CHARACTERS, COLOUR_NAMES, KINDS, PATCH, SIDE, SLOTS, cut, label
@@ -19,7 +20,15 @@ from varifocal.demo.language import (
     answer_logits,
     train_language,
 )
-from varifocal.demo.lessons import Lesson, LessonBatches, Mix, Writer, batch_of, num_image_tokens
+from varifocal.demo.lessons import (
+    BLIND,
+    Lesson,
+    LessonBatches,
+    Mix,
+    Writer,
+    batch_of,
+    num_image_tokens,
+)
 from varifocal.demo.model import (
     Shape,
     encode_views,
@@ -34,6 +43,8 @@ from varifocal.demo.sample import Glyph, Sample, Thing, Turn
 from varifocal.demo.score import answer, exact_fields, score
 from varifocal.demo.tokenizer import chat, train_tokenizer
 from varifocal.demo.tower import TowerBatches, TowerPlan, train_tower
+from varifocal.drafters._weights import shipped_draft_model
+from varifocal.targets import load_target
 
 SMALL = Shape(
     tower_layers=1, tower_width=32, tower_inner=48, tower_heads=2, layers=2, width=64, inner=96
@@ -138,6 +149,46 @@ def test_our_forward_gives_the_logits_of_transformers(tokenizer, model, size):
     lessons = lessons_of(tokenizer, size, size)
     batch = batch_of(lessons, len(lessons[0].ids) + 7, tokenizer.pad_token_id)
     assert agrees_with_transformers(model, batch) < 1e-5
+
+
+@pytest.mark.parametrize("instead", ["\n", "image: a large red star"])
+def test_a_lesson_without_its_picture_is_read_as_transformers_does(tokenizer, model, instead):
+    drawn = sample()
+    lesson = Writer(tokenizer).blind(drawn, drawn.turns, instead)
+    shown = len(tokenizer.encode(instead, add_special_tokens=False))
+    seen = Writer(tokenizer).lesson(drawn, drawn.turns)
+    assert lesson.grid == BLIND and len(lesson.views) == 0
+    assert len(lesson.ids) == len(seen.ids) - num_image_tokens(seen.grid) + shown
+    assert tokenizer.decode(lesson.ids[1 : 1 + shown]) == instead
+    batch = batch_of([lesson, lesson], len(lesson.ids) + 3, tokenizer.pad_token_id)
+    assert agrees_with_transformers(model, batch) < 1e-4
+
+
+def test_the_share_of_lessons_without_a_picture_is_half_captioned(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    drawn = LessonBatches(tmp_path, Mix(first=0.0, last=0.0, blind=0.5))
+    lessons = [drawn._draw(Writer(tokenizer), index) for index in range(60)]
+    blind = [lesson for lesson in lessons if lesson.grid == BLIND]
+    captioned = [x for x in blind if tokenizer.decode(x.ids[1:]).startswith("image: ")]
+    assert 0.4 < len(blind) / len(lessons) < 0.6 and 0.4 < len(captioned) / len(blind) < 0.6
+
+
+def test_a_draft_model_has_the_tower_of_its_target_and_says_whose_it_is(
+    tokenizer, model, tmp_path, uncompiled
+):
+    export(model, tokenizer, tmp_path / "target")
+    run = tmp_path / "run"
+    run.mkdir()
+    plan = DraftPlan(seconds=0.5, layers=1, width=32, inner=48, heads=2, score_items=2)
+    recipe = build_draft_model(run, tmp_path / "target", tmp_path / "out", plan)
+    target, draft = (load_target(str(tmp_path / name)) for name in ("target", "out"))
+    assert recipe["target"]["fingerprint"] == target.fingerprint
+    assert shipped_draft_model(target, tmp_path / "out") == tmp_path / "out"
+    assert shipped_draft_model(draft, tmp_path / "out") is None
+    theirs = target.model.model.vision_tower.state_dict()
+    for name, weight in draft.model.model.vision_tower.state_dict().items():
+        assert torch.equal(weight, theirs[name])
+    assert recipe["stages"][0]["steps"] > 0 and len(recipe["scores"]["families"]) == 9
 
 
 def test_labels_name_the_patch_where_a_character_and_a_thing_stand():

@@ -30,7 +30,7 @@ demo_app = typer.Typer(
     cls=DefaultGroup,
     help="The show (no sub-command: `demo show`), and the embedded model that it runs on.",
 )
-for _part in (demo.show, demo.build, demo.score):
+for _part in (demo.show, demo.build, demo.build_draft, demo.score):
     demo_app.command(cls=Command)(sectioned(_part))
 app.add_typer(demo_app, name="demo")
 suite_app = typer.Typer(cls=Program, help="Suites of requests for bench and verify.")

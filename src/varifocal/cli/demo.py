@@ -276,6 +276,59 @@ def build(build: BuildOptions, output: OutputOptions) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """What is trained."""
+
+    run: Annotated[
+        Path, typer.Option("--run", metavar="DIR", help="Checkpoints and logs; resumes there.")
+    ] = Path("runs/draft-model")
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder of the finished model.")
+    ] = Path("runs/draft-model/model")
+    target: Annotated[
+        str, typer.Option("--target", metavar="PATH|demo", help="The model it will draft for.")
+    ] = "demo"
+    seconds: Annotated[float, typer.Option("--seconds", help="CPU seconds of training.")] = 2200.0
+    rate: Annotated[float, typer.Option("--rate", help="Highest learning rate.")] = 3e-3
+    blind: Annotated[
+        float, typer.Option("--blind", help="Share of lessons without their picture.")
+    ] = 0.3
+    threads: Annotated[int, typer.Option("--threads", help="CPU threads.")] = 1
+    score_items: Annotated[
+        int, typer.Option("--score-items", help="Test pictures a family to score on.")
+    ] = 64
+    seed: Annotated[int, typer.Option("--seed", help="Of weights and pictures.")] = 0
+
+
+def build_draft(build: DraftOptions, output: OutputOptions) -> None:
+    """Train the small model with which `ensemble` drafts for the embedded one: about 40 minutes.
+
+    It is written to --out; nothing that is installed changes. Ctrl-C is fine: the same command
+    goes on where it was.
+    """
+    from varifocal.demo.draft_model import DraftPlan, build_draft_model
+
+    out = Output(output)
+    plan = asdict(build)
+    run, folder, name = plan.pop("run"), plan.pop("out"), plan.pop("target")
+    for option in ("seconds", "rate", "threads", "score_items"):
+        if not plan[option] > 0:
+            raise BadOption(f"{option} must be positive, got {plan[option]}")
+    if not 0 <= build.blind < 1:
+        raise BadOption(f"blind must be from 0 to below 1, got {build.blind}")
+    target = demo_folder() if name == "demo" else Path(name)
+    if not (target / "RECIPE.json").is_file():
+        raise BadOption(f"{target} is no folder that `varifocal demo build` wrote: no RECIPE.json")
+    set_threads(build.threads)
+    if not output.quiet:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    run.mkdir(parents=True, exist_ok=True)
+    recipe = build_draft_model(run, target, folder, DraftPlan(**plan))
+    out.line(f"the model is in {folder}: mean exact {recipe['scores']['mean_exact']:.3f}")
+    out.write(recipe)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoreOptions:
     """What is scored."""
 

@@ -24,6 +24,7 @@ from varifocal.demo.language import LanguagePlan, train_language
 from varifocal.demo.lessons import Mix
 from varifocal.demo.model import Shape, export, new_model
 from varifocal.demo.score import score
+from varifocal.targets import load_target
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 class DraftPlan:
     """What is spent; seconds are CPU seconds of the training process."""
 
-    seconds: float = 2000.0
+    seconds: float = 2200.0
     rate: float = 3e-3
     blind: float = 0.3  # share of lessons without a picture
     threads: int = 1
@@ -80,6 +81,7 @@ def build_draft_model(run: Path, target: Path, out: Path, plan: DraftPlan) -> di
                 "checks": at.checks,
             }
         ],
+        "target": {"fingerprint": load_target(str(target)).fingerprint},
         "scores": score(out, limit=plan.score_items).to_json(),
     }
     (out / "RECIPE.json").write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")

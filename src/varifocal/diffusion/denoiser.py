@@ -7,6 +7,7 @@ W positions of a window, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,6 +49,12 @@ class Canvas:
     def start(self) -> int:
         """Where the canvas begins: P."""
         return self.tokens.shape[1] - self.length
+
+    @cached_property
+    def padding(self) -> list[int]:
+        """Padded positions of each row; read from the device once, since they never change."""
+        counts: list[int] = (~self.is_real).sum(1).tolist()
+        return counts
 
 
 class Denoiser(ABC):

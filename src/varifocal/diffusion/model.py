@@ -67,7 +67,23 @@ class MaskedTransformer(nn.Module):
         start: int = 0,
         causal: bool = False,
     ) -> Float[Tensor, "B W V"]:
-        """Unshifted logits of a window of the sequence.
+        """Unshifted logits of a window of the sequence: `head` of `states`."""
+        logits: Tensor = self.head(
+            self.states(tokens, positions, sees=sees, caches=caches, start=start, causal=causal)
+        )
+        return logits
+
+    def states(
+        self,
+        tokens: Int64[Tensor, "B W"],
+        positions: Int64[Tensor, "B W"],
+        *,
+        sees: Bool[Tensor, "B 1 1 T"] | None = None,
+        caches: list[LayerCache] | None = None,
+        start: int = 0,
+        causal: bool = False,
+    ) -> Float[Tensor, "B W D"]:
+        """What the head reads, so that it need not read every position: it is V wide.
 
         `sees` is False at padding. With `caches` the window lies at `start` of T cached entries,
         takes their place and attends to all of them; without, it is the whole sequence. `causal`
@@ -78,8 +94,8 @@ class MaskedTransformer(nn.Module):
         for number, layer in enumerate(self.layers):
             cache = None if caches is None else caches[number]
             x = layer(x, turn, sees, cache, start, causal)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        normed: Tensor = self.norm(x)
+        return normed
 
 
 class _Layer(nn.Module):

@@ -29,7 +29,9 @@ logger = logging.getLogger(__name__)
 FORMAT, VERSION = "varifocal-drafter", 2
 _READ = (1, VERSION)  # version 1 names neither tokenizer nor features
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+RECIPE = "RECIPE.json"  # of an ordinary model: how it was made, and for which target
 _SHIPPED = Path(__file__).parent.parent / "demo" / "weights" / "drafters"
+_DRAFT_MODEL = _SHIPPED.parent / "draft_model"
 _HEADER = "varifocal"
 
 
@@ -133,6 +135,15 @@ def shipped_names(target: Target, root: Path | None = None) -> list[str]:
     """The drafters that are shipped for the target."""
     folders = sorted(file.parent.name for file in (root or _SHIPPED).glob(f"*/{CONFIG}"))
     return [name for name in folders if shipped_weights(name, target, root)]
+
+
+def shipped_draft_model(target: Target, folder: Path = _DRAFT_MODEL) -> Path | None:
+    """The small ordinary model that this package ships for a target, if it is for this one."""
+    recipe = folder / RECIPE
+    if not recipe.exists():
+        return None
+    made_for = json.loads(recipe.read_text(encoding="utf-8"))["target"]["fingerprint"]
+    return folder if made_for == target.fingerprint else None
 
 
 def load_shipped(name: str, target: Target, options: Mapping[str, Any]) -> Drafter[Any]:

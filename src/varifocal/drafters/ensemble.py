@@ -23,6 +23,7 @@ from varifocal.drafters._caption import Captioner, ChatCaptioner, load_captioner
 from varifocal.drafters._growth import Frontier, Scored, grow
 from varifocal.drafters._same_ids import check_same_ids
 from varifocal.drafters._views import NAMES, Reading, open_views, too_long
+from varifocal.drafters._weights import shipped_draft_model
 from varifocal.errors import BadOption
 from varifocal.fast import fast_target
 from varifocal.plan import Budget
@@ -84,14 +85,17 @@ class EnsembleDrafter(Drafter[EnsembleState]):
 
     name: ClassVar[str] = "ensemble"
     pictures: ClassVar[str] = "as the draft model does: in full, pooled, captioned, not at all"
-    needs: ClassVar[str] = "a draft model with the target's tokenizer (model=FOLDER or hub id)"
+    needs: ClassVar[str] = (
+        "a draft model with the target's tokenizer (model=FOLDER or hub id); "
+        "one is shipped for the embedded target"
+    )
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Drafter.Config):
         """The draft model, its views, and how they are weighed."""
 
         depth: int = 5  # gamma
-        model: str = ""  # folder or hub id of the draft model
+        model: str = ""  # folder or hub id of the draft model; "" takes the one shipped
         views: str = "MT"  # some of M (multimodal), T (text only), P (pooled), C (captioned)
         width: int = 1  # children per node and nodes read per level; 1 drafts a chain
         policy: Policy = "mt"  # see _arbitration.Rule for these
@@ -166,13 +170,16 @@ class EnsembleDrafter(Drafter[EnsembleState]):
 
     @classmethod
     def load(cls, target: Target, options: Mapping[str, Any]) -> Self:
-        """With the draft model that `options` name."""
+        """With the draft model that `options` name, or the one that is shipped for the target."""
         config = cls.Config(**options)
         if not config.model:
-            raise BadOption(
-                f"{cls.name} drafts with a small model that shares the target's tokenizer; name it "
-                "with model=FOLDER or a hub id"
-            )
+            shipped = shipped_draft_model(target)
+            if shipped is None:
+                raise BadOption(
+                    f"{cls.name} drafts with a small model that shares the target's tokenizer; "
+                    "name it with model=FOLDER or a hub id"
+                )
+            config = replace(config, model=str(shipped))
         return cls(target, config)
 
     def prepare(self) -> None:

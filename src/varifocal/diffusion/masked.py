@@ -1,0 +1,103 @@
+"""A masked diffusion language model behind the denoiser's contract: windows, caches, the shift.
+
+Letters: B rows, T = P + G positions of prompt and canvas, W of them in a window, D hidden size,
+V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from varifocal.diffusion.denoiser import Canvas, Denoiser, Vocabulary
+from varifocal.diffusion.model import LayerCache, MaskedTransformer
+
+
+class MaskedDenoiser(Denoiser):
+    """LLaDA, Dream or another model of `MaskedTransformer`.
+
+    On a CPU the rows of a batch are computed one after another, each without its padding: one row
+    fills the cores already, and so it is bit for bit what it is alone. On other devices they are
+    computed together, padding is hidden by a mask, and sums may round differently with the batch.
+    """
+
+    def __init__(
+        self,
+        model: MaskedTransformer,
+        vocabulary: Vocabulary,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        *,
+        block: int | None = None,
+    ) -> None:
+        weight = model.embed.weight
+        self.model = model.eval().requires_grad_(False)
+        self.vocabulary, self.tokenizer, self.name, self.block = vocabulary, tokenizer, name, block
+        self.context_length = model.config.context
+        self.device, self.dtype = weight.device, weight.dtype
+
+    @torch.inference_mode()
+    def forward(
+        self, canvas: Canvas, window: slice, *, caching: bool = False
+    ) -> Float[Tensor, "B W V"]:
+        """Logits in the model's own precision; rows at padding are zero or of no meaning."""
+        width = canvas.tokens.shape[1]
+        begin, end, _ = window.indices(width)
+        if caching and canvas.cache is None:
+            if (begin, end) != (0, width):
+                raise ValueError(f"a cache is filled by a window over all {width}, got {window}")
+            canvas.cache = self._new_cache(canvas)
+        caches = canvas.cache if caching else None
+        if self.device.type == "cpu":
+            rows = range(len(canvas.tokens))
+            logits = torch.cat([self._row(canvas, row, begin, end, caches) for row in rows])
+        else:
+            logits = self._together(canvas, begin, end, caches)
+        canvas.fresh = torch.zeros_like(canvas.is_real)
+        canvas.fresh[:, begin:end] = canvas.is_real[:, begin:end]
+        return logits
+
+    def select(self, canvas: Canvas, rows: Sequence[int]) -> Canvas:
+        """Copies; the given canvas stays as it is."""
+        keep = torch.tensor(list(rows), dtype=torch.long, device=canvas.tokens.device)
+        cache = canvas.cache and [
+            LayerCache(layer.keys[keep], layer.values[keep]) for layer in canvas.cache
+        ]
+        fresh = None if canvas.fresh is None else canvas.fresh[keep]
+        return Canvas(canvas.tokens[keep], canvas.is_real[keep], canvas.length, cache, fresh)
+
+    # -- joinery -------------------------------------------------------------------------------
+
+    def _new_cache(self, canvas: Canvas) -> list[LayerCache]:
+        config, (rows, width) = self.model.config, canvas.tokens.shape
+        shape = (rows, config.kv_heads, width, config.head_width)
+
+        def empty() -> Tensor:
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+        return [LayerCache(empty(), empty()) for _ in range(config.layers)]
+
+    def _row(
+        self, canvas: Canvas, row: int, begin: int, end: int, caches: list[LayerCache] | None
+    ) -> Float[Tensor, "1 W V"]:
+        """One row as if it were alone: without padding and without a mask."""
+        padding, only = canvas.padding[row], slice(row, row + 1)
+        tokens = canvas.tokens[only, padding:]
+        own = caches and [
+            LayerCache(layer.keys[only, :, padding:], layer.values[only, :, padding:])
+            for layer in caches
+        ]
+        first, last = max(begin - padding, 0), max(end - padding, 0)
+        positions = torch.arange(tokens.shape[1], device=self.device)[None]
+        logits = self._window(tokens, positions, first, last, None, own, first_real=0)
+        gap = (end - begin) - (last - first)  # rows of the window that are padding
+        return logits if not gap else torch.nn.functional.pad(logits, (0, 0, gap, 0))
+
+    def _together(
+        self, canvas: Canvas, begin: int, end: int, caches: list[LayerCache] | None
+    ) -> Float[Tensor, "B W V"]:
+        sees = canvas.is_real[:, None, None] if any(canvas.padding) else None
+        positions = (canvas.is_real.cumsum(1) - 1).clamp(min=0)
+        return self._window(canvas.tokens, positions, begin, end, sees, caches, canvas.padding)
