@@ -17,8 +17,10 @@ LOCK := $(shell command -v flock >/dev/null 2>&1 && echo "flock .make.lock")
 demo: $(STAMP)  ## make a picture, ask about it, compare plain and speculative decoding
 	@$(BIN)/varifocal demo
 
+# A process per core, a thread each: most tests are too small to share their work out.
 test: lint  ## what CI runs
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not slow"
+	OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" \
+	  --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(STAMP)  ## the long forms of the checks: every variant of every family, all sizes
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow

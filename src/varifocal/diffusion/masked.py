@@ -7,7 +7,7 @@ V vocabulary.
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -38,7 +38,7 @@ class MaskedDenoiser(Denoiser):
         self.context_length = model.config.context
         self.device, self.dtype = weight.device, weight.dtype
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(
         self, canvas: Canvas, window: slice, *, caching: bool = False
     ) -> Float[Tensor, "B W V"]:
@@ -91,7 +91,7 @@ class MaskedDenoiser(Denoiser):
         ]
         first, last = max(begin - padding, 0), max(end - padding, 0)
         positions = torch.arange(tokens.shape[1], device=self.device)[None]
-        logits = self._window(tokens, positions, first, last, None, own, first_real=0)
+        logits = self._window(tokens, positions, first, last, None, own, [0])
         gap = (end - begin) - (last - first)  # rows of the window that are padding
         return logits if not gap else torch.nn.functional.pad(logits, (0, 0, gap, 0))
 
@@ -101,3 +101,38 @@ class MaskedDenoiser(Denoiser):
         sees = canvas.is_real[:, None, None] if any(canvas.padding) else None
         positions = (canvas.is_real.cumsum(1) - 1).clamp(min=0)
         return self._window(canvas.tokens, positions, begin, end, sees, caches, canvas.padding)
+
+    def _window(
+        self,
+        tokens: Int64[Tensor, "B T"],
+        positions: Int64[Tensor, "B T"],
+        begin: int,
+        end: int,
+        sees: Bool[Tensor, "B 1 1 T"] | None,
+        caches: list[LayerCache] | None,
+        padding: list[int],
+    ) -> Float[Tensor, "B W V"]:
+        """Logits about tokens `begin` to `end`; without caches all positions are computed."""
+        first, last = 0, tokens.shape[1]
+        if caches is not None:  # shifted logits about the first token stand one further left
+            first, last = max(begin - int(self.model.config.shift), 0), end
+        states = self.model.states(
+            tokens[:, first:last],
+            positions[:, first:last],
+            sees=sees,
+            caches=caches,
+            start=first,
+        )
+        if not self.model.config.shift:
+            return self._read(states[:, begin - first : end - first])
+        if max(padding) < begin:
+            return self._read(states[:, begin - 1 - first : end - 1 - first])
+        # Nothing stands left of a row's first token: its own logits count as those about it.
+        begins = torch.tensor(padding, device=self.device)[:, None]
+        source = (torch.arange(begin, end, device=self.device) - 1).maximum(begins) - first
+        source = source.clamp(max=states.shape[1] - 1)
+        return self._read(states.take_along_dim(source[..., None], 1))
+
+    def _read(self, states: Float[Tensor, "B W D"]) -> Float[Tensor, "B W V"]:
+        logits: Tensor = self.model.head(states)
+        return logits
