@@ -25,9 +25,18 @@ LAYERS = [
     {"engine"},
     {"huggingface"},
     {"demo", "evaluation"},
+    {"diffusion"},
     {"cli", "__main__"},
 ]
-CATALOGUES = ("targets", "drafters", "evaluation/importers")
+CATALOGUES = (
+    "targets",
+    "drafters",
+    "evaluation/importers",
+    "diffusion/formats",
+    "diffusion/gates",
+    "diffusion/samplers",
+    "diffusion/tasks",
+)
 PICTURES = {"feed", "sample", "canvas", "words", "asking", "families", "world"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
