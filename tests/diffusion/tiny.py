@@ -1,4 +1,4 @@
-"""Tiny random denoisers of both published kinds, with a byte-level tokenizer: no seconds to build."""
+"""Tiny random denoisers of both published kinds, with a byte-level tokenizer."""
 
 from functools import cache
 from typing import Literal
@@ -63,13 +63,11 @@ def tiny_vocabulary(vocab: int | None = None) -> Vocabulary:
     end, turn, mask = byte_tokenizer().convert_tokens_to_ids(list(SPECIAL))
     size = vocab or len(byte_tokenizer())
     unused = frozenset(range(len(byte_tokenizer()), size))
-    return Vocabulary(
-        size=size, mask=mask, pad=end, stops=frozenset({end, turn}), banned=unused
-    )
+    return Vocabulary(size=size, mask=mask, pad=end, stops=frozenset({end, turn}), banned=unused)
 
 
 def tiny_model(kind: Kind, seed: int = 0, vocab: int | None = None) -> MaskedTransformer:
-    """Random weights, large enough that a position's context matters and no choice is a near-tie."""
+    """Random weights, large enough that context matters and no choice is a near-tie."""
     model = MaskedTransformer(tiny_config(kind, vocab))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

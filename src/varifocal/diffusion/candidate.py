@@ -12,3 +12,4 @@ class Candidate:
     closed: bool  # whether something ends the answer, so that it cannot grow any more
     marker: int  # the first canvas position of the span
     ids: tuple[int, ...]  # tokens at `span`
+    answer: tuple[int, ...] = ()  # canvas positions of the answer alone: a part of `span`

@@ -18,9 +18,10 @@ from varifocal.diffusion.model import LayerCache, MaskedTransformer
 class MaskedDenoiser(Denoiser):
     """LLaDA, Dream or another model of `MaskedTransformer`.
 
-    On a CPU the rows of a batch are computed one after another, each without its padding: one row
-    fills the cores already, and so it is bit for bit what it is alone. On other devices they are
-    computed together, padding is hidden by a mask, and sums may round differently with the batch.
+    With `exact_rows` the rows of a batch are computed one after another, each without its padding:
+    so each is bit for bit what it is alone. By default that is so on a CPU, where one row fills the
+    cores already (windows of a few positions would gain). Otherwise they are computed together,
+    padding is hidden by a mask, and sums may round differently with the batch.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class MaskedDenoiser(Denoiser):
         name: str,
         *,
         block: int | None = None,
+        exact_rows: bool | None = None,
     ) -> None:
         weight = model.embed.weight
-        self.model = model.eval().requires_grad_(False)
+        self.model = model
         self.vocabulary, self.tokenizer, self.name, self.block = vocabulary, tokenizer, name, block
         self.context_length = model.config.context
         self.device, self.dtype = weight.device, weight.dtype
+        self.exact_rows = weight.device.type == "cpu" if exact_rows is None else exact_rows
 
     @torch.no_grad()
     def forward(
@@ -50,7 +53,7 @@ class MaskedDenoiser(Denoiser):
                 raise ValueError(f"a cache is filled by a window over all {width}, got {window}")
             canvas.cache = self._new_cache(canvas)
         caches = canvas.cache if caching else None
-        if self.device.type == "cpu":
+        if self.exact_rows:
             rows = range(len(canvas.tokens))
             logits = torch.cat([self._row(canvas, row, begin, end, caches) for row in rows])
         else:

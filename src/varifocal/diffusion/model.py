@@ -130,9 +130,7 @@ class _Layer(nn.Module):
             window = slice(start, start + x.shape[1])
             cache.keys[:, :, window], cache.values[:, :, window] = k, v
             k, v = cache.keys, cache.values
-        attended = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=sees, is_causal=causal, enable_gqa=q.shape[1] > k.shape[1]
-        )
+        attended = attend(q, k, v, sees, causal)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         normed = self.inner_norm(x)
         grown: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
@@ -143,14 +141,40 @@ class _Layer(nn.Module):
         return heads
 
 
+def attend(
+    q: Float[Tensor, "B H W d"],
+    k: Float[Tensor, "B G T d"],
+    v: Float[Tensor, "B G T d"],
+    sees: Bool[Tensor, "B 1 1 T"] | None,
+    causal: bool,
+) -> Float[Tensor, "B H W d"]:
+    """Attention; written out where a CPU trains: the fused kernel's backward takes 4 x as long."""
+    if not (q.requires_grad and q.device.type == "cpu"):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=sees, is_causal=causal, enable_gqa=q.shape[1] > k.shape[1]
+        )
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if sees is not None:
+        scores = scores.masked_fill(~sees, -torch.inf)
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    attended: Tensor = scores.softmax(-1).to(v.dtype) @ v
+    return attended
+
+
 def rotation(
     positions: Int64[Tensor, "B W"], config: ModelConfig, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "B 1 W d"], Float[Tensor, "B 1 W d"]]:
-    """Cosine and signed sine of the rotary positions."""
+    """Cosine and signed sine of the rotary positions, in float32 or better.
+
+    LLaDA turns in full precision (`rope_full_precision`); so does Dream here, which costs little.
+    """
     width = config.head_width
     steps = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64)
     angle = positions[:, None, :, None].double() * config.theta ** (-steps / width)
-    cos, sin = angle.cos(), angle.sin()
+    cos, sin, dtype = angle.cos(), angle.sin(), torch.promote_types(dtype, torch.float32)
     return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
 
 
@@ -158,4 +182,4 @@ def rotate(x: Float[Tensor, "B n W d"], turn: tuple[Tensor, Tensor]) -> Float[Te
     """Turn pairs (i, i + d/2) by their position's angle."""
     cos, sin = turn
     made: Tensor = x * cos + x.roll(x.shape[-1] // 2, -1) * sin
-    return made
+    return made.to(x.dtype)

@@ -1,0 +1,68 @@
+"""Questions of a task whose answers fit a canvas: what a benchmark asks."""
+
+from dataclasses import dataclass
+from itertools import count
+
+from transformers import PreTrainedTokenizerBase
+
+from varifocal.diffusion import tasks
+from varifocal.diffusion.tasks import Item, Split, Task
+from varifocal.errors import BadOption
+
+_LOOKED_AT = 100  # questions at least, before a canvas is called too small
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Distinct questions of one task, in the order of their numbers."""
+
+    task: Task
+    split: Split
+    canvas: int
+    items: tuple[Item, ...]
+    fitting: float  # of the questions looked at, the share whose answer and its end fit
+
+
+def draw(
+    tokenizer: PreTrainedTokenizerBase, name: str, number: int, canvas: int, split: Split = "test"
+) -> Drawn:
+    """The first so many questions with an answer shorter than the canvas.
+
+    Raises BadOption if there are next to none, or not so many different ones.
+    """
+    task = tasks.find(name)
+    if number < 1:
+        raise BadOption(f"a task needs one question at least, got {number}")
+    found: dict[str, Item] = {}
+    num_fitting = 0
+    for index in count():
+        if len(found) == number:
+            break
+        is_hopeless = index >= _LOOKED_AT and not found
+        if is_hopeless or index >= max(_LOOKED_AT, 100 * number):
+            raise BadOption(_too_few(task, number, canvas, split, num_fitting, len(found)))
+        item = task.draw(index, split)
+        if len(tokenizer.encode(item.answer, add_special_tokens=False)) < canvas:
+            num_fitting += 1
+            found.setdefault(item.prompt, item)
+    return Drawn(
+        task=task,
+        split=split,
+        canvas=canvas,
+        items=tuple(found.values()),
+        fitting=num_fitting / index,
+    )
+
+
+def _too_few(
+    task: Task, number: int, canvas: int, split: Split, num_fitting: int, num_found: int
+) -> str:
+    if num_fitting < number:
+        return (
+            f"the answers of {task.name} do not fit a canvas of {canvas}: give a longer one; "
+            f"canvas={task.canvas} is what the task is meant for"
+        )
+    return (
+        f"the {split} questions of {task.name} are fewer than {number}: {num_found} different ones "
+        "were found; ask for less"
+    )

@@ -1,0 +1,252 @@
+"""Choose a gate's thresholds on recorded full runs: all settings of all gates by one rule."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, product
+from typing import Any
+
+from varifocal.diffusion import gates, samplers, tasks
+from varifocal.diffusion.evaluation.contest import weights_of
+from varifocal.diffusion.evaluation.items import Drawn, draw
+from varifocal.diffusion.evaluation.measure import Setup, record
+from varifocal.diffusion.evaluation.outcome import is_right
+from varifocal.diffusion.evaluation.panel import Panel, Seat
+from varifocal.diffusion.masked import MaskedDenoiser
+from varifocal.diffusion.replay import replay
+from varifocal.diffusion.request import text_decoder
+from varifocal.diffusion.sampler import Sampler
+from varifocal.diffusion.schedule import Plan
+from varifocal.diffusion.tasks import Item, Split
+from varifocal.errors import BadOption
+from varifocal.evaluation.machine import git_commit
+
+Done = Callable[[int, int], None]  # questions done, questions in all
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """On what settings are tried, and what they may cost."""
+
+    tasks: tuple[str, ...]
+    split: Split = "valid"
+    limit: int = 400  # questions of each task
+    canvases: tuple[int, ...] = ()  # one for each task; none: what it is meant for
+    block: int = 32
+    batch: int = 16
+    loss: float = 0.5  # points of answers that may be hurt, on each of the tasks
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise BadOption("settings are chosen on tasks: name two")
+        if self.canvases and len(self.canvases) != len(self.tasks):
+            raise BadOption(
+                f"give one canvas for each of {len(self.tasks)} tasks, got {len(self.canvases)}"
+            )
+        if self.loss < 0:
+            raise BadOption(f"loss must be 0 points or more, got {self.loss}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A setting: what it hurts and what it costs, by task."""
+
+    gate: str  # which gate it is a setting of
+    setting: str  # as typed
+    hurt: tuple[float, ...]  # share of the questions that full decoding answers and it does not
+    nfe_share: tuple[float, ...]  # mean NFE / that of full decoding
+
+    @property
+    def worst(self) -> float:
+        """The largest loss."""
+        return max(self.hurt)
+
+    @property
+    def cost(self) -> float:
+        """Mean over the tasks."""
+        return sum(self.nfe_share) / len(self.nfe_share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What was chosen, with all that was tried."""
+
+    chosen: dict[str, Trial]  # by gate
+    published: dict[str, Trial]  # the gates' settings as published
+    trials: tuple[Trial, ...]
+    provenance: dict[str, Any]
+
+    def frozen(self) -> dict[str, Any]:
+        """The content of frozen.json."""
+        settings = {gate: trial.setting for gate, trial in self.chosen.items()}
+        latch = settings["cvc"].replace("cvc", "latch", 1)
+        return {"chosen": {"latch": latch, **settings}, "provenance": self.provenance}
+
+
+def grids() -> dict[str, list[str]]:
+    """Every setting that is tried, by gate; the first of each is the published one."""
+    cvc = [
+        f"cvc:tau={tau}:w={w}:agg={agg}:{context}"
+        for tau, w, agg, context in product(
+            (0.5, 0.7, 0.8, 0.9, 0.95, 0.98),
+            (1, 2, 3, 4, 6, 8),
+            ("min", "geo", "mean"),
+            (
+                "context=none",
+                "context=prefix_frac:rho=0.25",
+                "context=prefix_frac:rho=0.5",
+                "context=prefix_committed",
+            ),
+        )
+    ]
+    sched = [
+        f"sched:shape={shape}:high={high}:low={low}:unchanged={unchanged}"
+        for shape, high, low, unchanged in product(
+            ("linear", "cosine", "exp"),
+            (2.5, 5.0, 7.5, 10.0, 12.5, 15.0),
+            (0.0, 2.5, 5.0, 7.5, 10.0),
+            ("true", "false"),
+        )
+        if low <= high
+    ]
+    prophet = [
+        f"prophet:suffix=:early={7.5 * scale}:middle={5 * scale}:late={2.5 * scale}"
+        for scale in (0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4)
+    ]
+    rest = [
+        f"stable_and_confident:stability={steps}:entropy={entropy}"
+        for steps, entropy in product(
+            (0, 1, 2, 3, 5, 8), (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+        )
+    ]
+    return {
+        "cvc": ["cvc", *cvc],
+        "sched": ["sched", *sched],
+        "prophet": ["prophet:suffix=", *prophet],
+        "stable_and_confident": ["stable_and_confident", *rest],
+    }
+
+
+def tune(
+    config: TuneConfig,
+    denoiser: MaskedDenoiser,
+    sampler: str,
+    *,
+    settings: Mapping[str, Sequence[str]] | None = None,
+    done: Done = lambda now, total: None,
+) -> Tuning:
+    """One full run of every question; all settings watch its replay.
+
+    Of a gate's settings that hurt no more than `loss` points on any task the one with the fewest
+    forwards is chosen; of none, the one that hurts least.
+    """
+    drawn = [
+        draw(denoiser.tokenizer, name, config.limit, canvas, config.split)
+        for name, canvas in _places(config)
+    ]
+    tried = {gate: list(texts) for gate, texts in (settings or grids()).items()}
+    texts = [text for own in tried.values() for text in own]
+    panel = Panel([gates.find(text) for text in texts])
+    order = samplers.find(sampler)
+    hurt, cost, total = [], [], len(drawn) * config.limit
+    ticks = count(1)
+    for one in drawn:
+        counts = _counts(config, denoiser, order, panel, one, lambda: done(next(ticks), total))
+        hurt.append([h / config.limit for h in counts[0]])
+        cost.append([c / config.limit for c in counts[1]])
+    whose = [gate for gate, own in tried.items() for _ in own]
+    trials = tuple(
+        Trial(gate=gate, setting=panel.members[n].text, hurt=h, nfe_share=c)
+        for n, (gate, h, c) in enumerate(
+            zip(whose, zip(*hurt, strict=True), zip(*cost, strict=True), strict=True)
+        )
+    )
+    by_gate = {gate: [t for t in trials if t.gate == gate] for gate in tried}
+    return Tuning(
+        chosen={gate: choose(own, config.loss / 100) for gate, own in by_gate.items()},
+        published={gate: own[0] for gate, own in by_gate.items()},
+        trials=trials,
+        provenance=_provenance(config, denoiser, order, drawn, tried),
+    )
+
+
+def choose(trials: Sequence[Trial], loss: float) -> Trial:
+    """The rule; of equals the first."""
+    within = [trial for trial in trials if trial.worst <= loss]
+    if within:
+        return min(within, key=lambda trial: (trial.cost, trial.worst))
+    return min(trials, key=lambda trial: (trial.worst, trial.cost))
+
+
+def _places(config: TuneConfig) -> Iterator[tuple[str, int]]:
+    for number, name in enumerate(config.tasks):
+        task = tasks.find(name)
+        if not task.is_scored:
+            raise BadOption(f"{name} has no right answers to choose settings by")
+        yield name, config.canvases[number] if config.canvases else task.canvas
+
+
+def _counts(
+    config: TuneConfig,
+    denoiser: MaskedDenoiser,
+    sampler: Sampler[Any],
+    panel: Panel,
+    drawn: Drawn,
+    done: Callable[[], None],
+) -> tuple[list[int], list[float]]:
+    """For each setting: answers hurt, and the sum of NFE in parts of full decoding's."""
+    plan = Plan(canvas=drawn.canvas, block=config.block)
+    setup = Setup(denoiser=denoiser, task=drawn.task, plan=plan, batch=config.batch)
+    hurt, cost = [0] * len(panel.members), [0.0] * len(panel.members)
+    for item, full, recording in record(setup, drawn.items, sampler):
+        watched = replay(recording, panel, denoiser.tokenizer, format=setup.format)
+        seats: dict[int, Seat] = watched.steps[-1].told["seats"]
+        was_right = is_right(full.text, item, setup.format)
+        judge = _Judge(setup, item)
+        for member in range(len(panel.members)):
+            seat = seats.get(member)
+            cost[member] += 1.0 if seat is None else seat.step / full.nfe
+            if was_right and seat is not None and not judge.is_right(seat):
+                hurt[member] += 1
+        done()
+    return hurt, cost
+
+
+class _Judge:
+    """Whether exits of one question are right: many settings leave in the same step."""
+
+    def __init__(self, setup: Setup, item: Item) -> None:
+        self._stops = setup.denoiser.vocabulary.stops
+        self._decode = text_decoder(setup.denoiser.tokenizer)
+        self._format, self._item = setup.format, item
+        self._known: dict[int, bool] = {}
+
+    def is_right(self, seat: Seat) -> bool:
+        """Judged once a step."""
+        if seat.step not in self._known:
+            ids = seat.tokens.tolist()
+            end = next((n for n, token in enumerate(ids) if token in self._stops), len(ids))
+            self._known[seat.step] = is_right(self._decode(ids[:end]), self._item, self._format)
+        return self._known[seat.step]
+
+
+def _provenance(
+    config: TuneConfig,
+    denoiser: MaskedDenoiser,
+    sampler: Sampler[Any],
+    drawn: Sequence[Drawn],
+    tried: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    return {
+        "model": denoiser.name,
+        "weights": weights_of(denoiser),
+        "tasks": list(config.tasks),
+        "canvases": [one.canvas for one in drawn],
+        "split": config.split,
+        "items": config.limit,
+        "block": config.block,
+        "sampler": sampler.text,
+        "rule": f"fewest forwards among settings that hurt at most {config.loss:g} points of the "
+        "answers of either task",
+        "settings_tried": {gate: len(own) for gate, own in tried.items()},
+        "commit": git_commit(),
+    }
