@@ -10,6 +10,9 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+if not torch.cuda.is_available():  # before triton is imported: its kernels run on the CPU then
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 install_import_hook("varifocal", "typecheck.checked")  # before anything imports varifocal
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as under nohup: children would inherit it

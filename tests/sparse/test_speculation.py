@@ -5,18 +5,11 @@ import torch
 from sparse_examples import asking, filled
 
 from varifocal.errors import BadOption, BadRequest
-from varifocal.sparse.kernels import BlockKernel
+from varifocal.sparse.phases import SHARES, Line, PhaseTimes
 from varifocal.sparse.profiling import measure
 from varifocal.sparse.runtime import SparseAttention
 from varifocal.sparse.selection import Reach
-from varifocal.sparse.selectors import load_selector
-from varifocal.sparse.speculation import (
-    SHARES,
-    FixedSpeculation,
-    Line,
-    PhaseTimes,
-    ProfiledSpeculation,
-)
+from varifocal.sparse.speculation import FixedSpeculation, ProfiledSpeculation
 
 
 def times(select=100.0, attend=1.0, contention=1.0) -> PhaseTimes:
@@ -80,7 +73,8 @@ def test_rates_of_larger_shares_count_the_runners_up():
     chosen = torch.zeros(1, 1, 12, dtype=torch.bool)
     chosen[..., [0, 2, 4, 5]] = True
     speculation.learn(0, ranking, chosen)
-    assert speculation.rates(0) == [0, 0.25, 0.25, 0.5, 0.75, 1.0]
+    rates = dict(zip(SHARES, speculation.rates(0), strict=True))
+    assert [rates[s] for s in (0, 0.25, 0.5, 1, 1.25, 1.5)] == [0, 0.25, 0.25, 0.5, 0.75, 1.0]
 
 
 def test_a_runtime_where_speculation_cannot_pay_does_none_and_is_still_the_same():
@@ -95,20 +89,31 @@ def test_a_runtime_where_speculation_cannot_pay_does_none_and_is_still_the_same(
 
 def test_lines_never_fall_and_no_work_takes_no_time():
     line = Line.through((10, 5.0), (20, 4.0))
-    assert (line(0), line(10), line(1000)) == (0, 5, 5)
-    assert Line.through((10, 2.0), (20, 4.0)) == Line(base=0.0, slope=0.2)
+    assert line(0) == 0 and 4 < line(10) == line(1000) < 5
+    rising = Line.through((10, 2.0), (20, 4.0))
+    assert rising(15) == pytest.approx(3.0) and rising(1) == pytest.approx(0.2)
+    assert Line.through((10, 1.0), (20, 4.0)).base == 0  # never below nothing
+
+
+def test_a_line_through_many_measurements_is_as_near_to_short_ones_as_to_long_ones():
+    exact = Line.through(*((n, 3.0 + 0.5 * n) for n in (4, 16, 64)))
+    assert exact(100) == pytest.approx(53.0)
+    bent = Line.through((1, 1.0), (10, 11.0), (100, 100.0))
+    assert all(abs(bent(n) / n - 1) < 0.1 for n in (1, 10, 100))
 
 
 def test_measured_times_are_positive_and_leave_the_cache_alone():
     cache = filled([60])
     queries = asking(cache)
     before = [part.clone() for part in cache.tokens(0, 0)]
-    got = measure(cache, load_selector("quest", cache), BlockKernel(), 0, queries, 2)
-    assert all(line(15) > 0 for line in (got.select, got.attend, got.merge))
+    reach = Reach(budget=8, first=2, recent=3)
+    got = measure(cache, reach, 0, queries)
+    assert all(line(15) > 0 for line in (got.select, got.attend, got.merge, got.learn))
+    assert got.contention == 2  # one queue: they take turns
     assert all(torch.equal(a, b) for a, b in zip(before, cache.tokens(0, 0), strict=True))
     with pytest.raises(BadRequest, match="at least 8 units of 4 keys to measure at, got 3"):
         short = filled([12])
-        measure(short, load_selector("quest", short), BlockKernel(), 0, asking(short), 2)
+        measure(short, reach, 0, asking(short))
 
 
 def test_settings_out_of_range_are_refused():

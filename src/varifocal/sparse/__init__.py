@@ -8,17 +8,14 @@ of transformers decode with it.
 
 from varifocal.sparse.accounting import HitRate
 from varifocal.sparse.blocks import BlockCache, CacheShape
+from varifocal.sparse.phases import Line, PhaseTimes
 from varifocal.sparse.predictors import PREDICTORS
+from varifocal.sparse.queues import Queues, SingleQueue, TwoThreads
 from varifocal.sparse.runtime import SparseAttention, Step
 from varifocal.sparse.selection import Queries, Reach
 from varifocal.sparse.selectors import SELECTORS
-from varifocal.sparse.speculation import (
-    FixedSpeculation,
-    Line,
-    PhaseTimes,
-    ProfiledSpeculation,
-    Speculation,
-)
+from varifocal.sparse.speculation import FixedSpeculation, ProfiledSpeculation, Speculation
+from varifocal.sparse.timeline import Timeline
 
 __all__ = [
     "PREDICTORS",
@@ -31,8 +28,12 @@ __all__ = [
     "PhaseTimes",
     "ProfiledSpeculation",
     "Queries",
+    "Queues",
     "Reach",
+    "SingleQueue",
     "SparseAttention",
     "Speculation",
     "Step",
+    "Timeline",
+    "TwoThreads",
 ]

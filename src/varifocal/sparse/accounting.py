@@ -4,6 +4,7 @@ Kept units are left out of every figure: they are certain, and would flatter any
 in which nothing had to be chosen counts nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,14 @@ class HitRate:
     chosen: int  # by the selector, kept ones not counted
     guessed: int  # by the predictor
     hits: int  # both: reused
+
+    @classmethod
+    def sum(cls, rates: Sequence["HitRate"]) -> "HitRate":
+        """Of several texts together, all of one selector, predictor and layer."""
+        counts = [(r.chosen, r.guessed, r.hits) for r in rates]
+        chosen, guessed, hits = (sum(column) for column in zip(*counts, strict=True))
+        one = rates[0]
+        return cls(one.selector, one.predictor, one.layer, chosen, guessed, hits)
 
     @property
     def hit_rate(self) -> float | None:

@@ -5,6 +5,7 @@ tokens, B blocks of a row, I width of an index key, n things picked out.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,17 @@ class CacheShape:
                 f"a block of {self.block_size} tokens does not hold whole parts of "
                 f"{self.stride}: choose block_size as a multiple of stride"
             )
+
+
+@dataclass(frozen=True)
+class Pages:
+    """One layer's stores in place, for kernels that look pages up; until pages are added."""
+
+    table: Int64[Tensor, "R B"]  # the page of each row's blocks
+    keys: Float[Tensor, "P H S D"]
+    values: Float[Tensor, "P H S D"]
+    least: Float[Tensor, "P H D"]
+    greatest: Float[Tensor, "P H D"]
 
 
 class BlockCache:
@@ -93,6 +105,15 @@ class BlockCache:
         more = self._empty(pages)
         self._stores = {k: torch.cat([v, more[k]], dim=1) for k, v in self._stores.items()}
         self._free = [*reversed(range(have, have + pages)), *self._free]
+
+    def copy(self) -> "BlockCache":
+        """The same tokens in pages of their own."""
+        twin = copy(self)
+        twin._free, twin._table = [*self._free], self._table.clone()
+        twin._pages = [[*pages] for pages in self._pages]
+        twin._lengths = [[*lengths] for lengths in self._lengths]
+        twin._stores = {name: store.clone() for name, store in self._stores.items()}
+        return twin
 
     # ── lengths and bytes ────────────────────────────────────────────────────────────────────
 
@@ -263,6 +284,12 @@ class BlockCache:
         """All keys and values of a row in their order; a copy."""
         keys, values, _ = self._tokens(layer, row, range(self._lengths[layer][row]))
         return keys, values
+
+    def pages(self, layer: int) -> Pages:
+        """A layer's stores, and where the blocks of rows are in them; nothing is copied."""
+        store = self._layer(layer)
+        names = ("keys", "values", "least", "greatest")
+        return Pages(self._table, *(store[name] for name in names))
 
     def read_blocks(
         self,

@@ -16,6 +16,7 @@ from torch import Tensor
 from varifocal.sparse.blocks import BlockCache, CacheShape
 from varifocal.sparse.partials import working_dtype
 from varifocal.sparse.predictors import PREDICTORS
+from varifocal.sparse.queues import Queues
 from varifocal.sparse.runtime import SparseAttention, Step
 from varifocal.sparse.selection import Queries, Reach
 from varifocal.sparse.selectors import SELECTORS
@@ -167,10 +168,13 @@ def same(ours: Step, theirs: Step) -> bool:
     return torch.equal(ours.chosen, theirs.chosen) and all(equal_bits(a, b) for a, b in pairs)
 
 
-def check_cases(limit: int, *, seed: int = 0) -> Iterator[tuple[Setting, str, bool]]:
+def check_cases(
+    limit: int, *, seed: int = 0, queues: Queues | None = None
+) -> Iterator[tuple[Setting, str, bool]]:
     """So many cases: their setting, predictor, and whether all steps equal plain's.
 
     Each setting is run once plainly and once with every predictor, over other pages each time.
+    Plain steps have one queue, whatever the others run on.
     """
     done = 0
     for number in range(limit):
@@ -180,13 +184,16 @@ def check_cases(limit: int, *, seed: int = 0) -> Iterator[tuple[Setting, str, bo
         for layout, predictor in enumerate(PREDICTORS, start=1):
             if done == limit:
                 return
-            guessing = case.run(_attention(case, predictor, setting.seed + layout), is_plain=False)
+            attention = _attention(case, predictor, setting.seed + layout, queues)
+            guessing = case.run(attention, is_plain=False)
             is_same = all(same(a, b) for a, b in zip(guessing, plain, strict=True))
             yield setting, predictor, is_same
             done += 1
 
 
-def _attention(case: Case, predictor: str, layout: int) -> SparseAttention:
+def _attention(
+    case: Case, predictor: str, layout: int, queues: Queues | None = None
+) -> SparseAttention:
     setting = case.setting
     return SparseAttention(
         case.cache(layout),
@@ -194,4 +201,5 @@ def _attention(case: Case, predictor: str, layout: int) -> SparseAttention:
         selector=setting.selector,
         predictor=predictor,
         speculation=FixedSpeculation(setting.share),
+        queues=queues,
     )

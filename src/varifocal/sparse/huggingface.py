@@ -13,6 +13,7 @@ prefill, or the verification of drafted tokens, which is then lossless; under a 
 verification of a tree. Padding never enters the cache.
 """
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,12 @@ from varifocal.cache import check_cacheable
 from varifocal.errors import BadOption, BadRequest, UnsupportedTarget
 from varifocal.sparse.accounting import HitRate
 from varifocal.sparse.blocks import BlockCache, CacheShape
+from varifocal.sparse.phases import PhaseTimes
+from varifocal.sparse.profiling import FEWEST, measure
+from varifocal.sparse.queues import Queues
 from varifocal.sparse.runtime import SparseAttention, Step
 from varifocal.sparse.selection import Queries, Reach
-from varifocal.sparse.speculation import Speculation
+from varifocal.sparse.speculation import NoSpeculation, ProfiledSpeculation, Speculation
 
 NAME = "varifocal_sparse"
 
@@ -63,6 +67,12 @@ class _Layer(CacheLayerMixin):
     def __init__(self, owner: "SparseCache", number: int) -> None:
         super().__init__()
         self._owner, self._number, self._columns = owner, number, 0
+
+    def under(self, owner: "SparseCache") -> "_Layer":
+        """The same layer of another cache."""
+        twin = copy(self)
+        twin._owner = owner
+        return twin
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -111,9 +121,14 @@ class SparseCache(Cache):
         selector: str = "quest",
         predictor: str = "ema",
         speculation: Speculation | None = None,
+        queues: Queues | None = None,
         is_plain: bool = False,
+        is_measured: bool = False,
     ) -> None:
-        """For `num_rows` sequences; `is_plain` selects and attends in turn, without PRR."""
+        """For `num_rows` sequences; `is_plain` selects and attends in turn, without PRR.
+
+        `is_measured`: once the prompt is read, see `calibrate`.
+        """
         config = model.config.get_text_config()
         if config._attn_implementation != NAME:
             raise BadOption(
@@ -131,10 +146,86 @@ class SparseCache(Cache):
         )
         blocks = BlockCache(shape, dtype=model.dtype, device=model.device)
         self.attention = SparseAttention(
-            blocks, reach, selector=selector, predictor=predictor, speculation=speculation
+            blocks,
+            reach,
+            selector=selector,
+            predictor=predictor,
+            speculation=speculation,
+            queues=queues,
         )
-        self._is_plain = is_plain
+        self._is_plain, self._waits_to_measure = is_plain, is_measured
+        self._queues, self._predictor = queues, predictor
+        self._last_queries: dict[int, Queries] = {}  # of the last prefill
         super().__init__(layers=[_Layer(self, number) for number in range(shape.num_layers)])
+
+    def branch(
+        self,
+        *,
+        predictor: str = "ema",
+        speculation: Speculation | None = None,
+        queues: Queues | None = None,
+        is_plain: bool = False,
+    ) -> "SparseCache":
+        """A cache that goes on from the same tokens with a predictor of its own, primed alike.
+
+        The keys are copied: neither sees what the other appends.
+        """
+        twin, mine = copy(self), self.attention
+        twin.attention = SparseAttention(
+            mine.cache.copy(),
+            mine.reach,
+            selector=mine.selector.name,
+            predictor=predictor,
+            speculation=speculation,
+            queues=queues,
+        )
+        twin._is_plain, twin._waits_to_measure = is_plain, False
+        twin._queues, twin._predictor = queues, predictor
+        twin.layers = [layer.under(twin) for layer in self.layers]
+        for layer, queries in self._last_queries.items():
+            twin.attention.prime(layer, queries)
+        return twin
+
+    def take(self, cache: Cache) -> None:
+        """Read what another cache of transformers holds, all rows of one length: a prefill."""
+        blocks = self.attention.cache
+        for number, layer in enumerate(cache.layers):
+            keys, values = (part.transpose(1, 2) for part in (layer.keys, layer.values))
+            rows, length = keys.shape[:2]
+            blocks.append(number, [length] * rows, keys.flatten(0, 1), values.flatten(0, 1))
+            self.layers[number]._columns += length
+
+    def calibrate_if_asked(self) -> None:
+        """Once after the prompt, with `is_measured`; else the first decoded token does it."""
+        if self._waits_to_measure and self._last_queries:
+            self.calibrate()
+
+    def calibrate(self) -> PhaseTimes | None:
+        """Measure what phases take at the present length, and guess as many blocks as pays.
+
+        Takes some eighty steps of a layer. None, and no guesses, where the text is too short to
+        measure; there the budget holds all of it anyway, or nearly.
+        """
+        self._waits_to_measure = False
+        mine = self.attention
+        layer = mine.reach.dense_layers
+        if layer not in self._last_queries:
+            raise BadRequest("there is nothing to measure with yet: let the model read a prompt")
+        queries = self._last_queries[layer]
+        if int(queries.visible.min()) < FEWEST * mine.unit:
+            mine.guess_by(NoSpeculation())
+            return None
+        times = measure(
+            mine.cache,
+            mine.reach,
+            layer,
+            queries,
+            selector=mine.selector.name,
+            predictor=self._predictor,
+            queues=self._queues,
+        )
+        mine.guess_by(ProfiledSpeculation(times, mine.cache.shape.num_layers))
+        return times
 
     def rates(self) -> list[HitRate]:
         """Hit rates so far, those of `last` among them."""
@@ -170,6 +261,7 @@ class SparseCache(Cache):
 
     def _decode(self, layer: int, query: Tensor, scale: float) -> Tensor:
         queries = self._queries(layer, query[:, :, 0], range(len(query)), scale)
+        self.calibrate_if_asked()
         act = self.attention.plain if self._is_plain else self.attention.step
         step: Step = act(layer, queries)
         return step.output(query.dtype).flatten(1, 2)[:, None]
@@ -184,11 +276,16 @@ class SparseCache(Cache):
             if not asking.shape[1]:
                 continue
             keys, values = (part.transpose(0, 1) for part in blocks.tokens(layer, row))
-            length, new = keys.shape[1], asking.shape[1]
-            seen = torch.ones(new, length, dtype=torch.bool, device=query.device)
-            seen = seen.tril(length - new) if tree is None else tree[row]
             output[row, is_real[row]] = nn.functional.scaled_dot_product_attention(
-                asking[None], keys[None], values[None], seen, scale=scale, enable_gqa=True
+                asking[None],
+                keys[None],
+                values[None],
+                _causal(asking.shape[1], keys.shape[1], query.device)
+                if tree is None
+                else tree[row],
+                is_causal=tree is None and asking.shape[1] == keys.shape[1],  # takes no mask
+                scale=scale,
+                enable_gqa=True,
             )[0].transpose(0, 1)
         self._prime(layer, query, is_real, scale)
         return output
@@ -198,9 +295,9 @@ class SparseCache(Cache):
         rows = is_real.any(-1).nonzero().flatten()
         places = torch.arange(is_real.shape[1], device=query.device)
         last = (places * is_real).amax(-1)[rows]
-        self.attention.prime(
-            layer, self._queries(layer, query[rows, :, last], rows.tolist(), scale)
-        )
+        queries = self._queries(layer, query[rows, :, last], rows.tolist(), scale)
+        self._last_queries[layer] = queries
+        self.attention.prime(layer, queries)
 
     def _queries(self, layer: int, vectors: Tensor, rows: Any, scale: float) -> Queries:
         blocks = self.attention.cache
@@ -254,6 +351,13 @@ def _real(mask: Tensor | None, rows: int, new: int, device: torch.device) -> Ten
     if mask is None or mask.ndim == 4:
         return torch.ones(rows, new, dtype=torch.bool, device=device)
     return mask[:, -new:].bool()
+
+
+def _causal(new: int, length: int, device: torch.device) -> Tensor | None:
+    """What each of the newest tokens sees; None where they are all there is."""
+    if new == length:
+        return None
+    return torch.ones(new, length, dtype=torch.bool, device=device).tril(length - new)
 
 
 def _stride(block_size: int) -> int:

@@ -60,6 +60,8 @@ class BlockKernel(Kernel[Partials]):
     ) -> Helping[Partials]:
         """One state for every wanted block and query."""
         query, head, block = wanted.nonzero(as_tuple=True)
+        if not len(block):
+            return Helping(wanted, _nothing(cache, queries))
         keys, values = cache.read_blocks(layer, queries.rows[query], head, block)
         size = cache.shape.block_size
         places = block[:, None] * size + torch.arange(size, device=block.device)
@@ -150,6 +152,12 @@ def _slots(
     slots[is_early] = torch.arange(num_early, device=units.device)
     slots[is_late] = torch.arange(int(is_late.sum()), device=units.device) + num_early
     return slots.gather(-1, units.clamp(min=0)).masked_fill(units < 0, -1)
+
+
+def _nothing(cache: BlockCache, queries: Queries) -> Partials:
+    """No states, without the trouble of computing them."""
+    none = queries.vectors.new_zeros(0, _group(queries), dtype=working_dtype(cache.dtype))
+    return Partials(none, none, none[..., None].expand(-1, -1, cache.shape.head_dim))
 
 
 def _group(queries: Queries) -> int:

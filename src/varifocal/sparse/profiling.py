@@ -2,78 +2,183 @@
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from varifocal.errors import BadRequest
 from varifocal.sparse.blocks import BlockCache
-from varifocal.sparse.kernels import Kernel
-from varifocal.sparse.selection import Queries, best, seen
-from varifocal.sparse.selectors import Selector
-from varifocal.sparse.speculation import Line, PhaseTimes
+from varifocal.sparse.phases import SHARES, Line, PhaseTimes
+from varifocal.sparse.queues import Queues, Settle, SingleQueue
+from varifocal.sparse.runtime import SparseAttention, Step
+from varifocal.sparse.selection import Queries, Reach
+from varifocal.sparse.selectors import load_selector
+from varifocal.sparse.speculation import FixedSpeculation
 
-REPEATS = 5  # of each act, after a warm-up; their median counts
+FEWEST = 8  # units that phases can be measured with
+REPEATS = 5  # of each size, after a warm-up
+TAKING_TURNS = 2.0  # the contention where there is one queue only
+_PARTS = (1 / 4, 1 / 2, 1)  # of the cache's length that are measured at
+_GUESSES = (0.25, 0.5, 1.0)  # shares of the chosen units that are guessed meanwhile
+
+
+Typical = Callable[[Sequence[float]], float]  # of several measurements of one thing
+
+
+@dataclass
+class _Clocked(SingleQueue):
+    """Notes what is done behind a step."""
+
+    seconds: float = 0.0
+
+    def afterwards(self, work: Callable[[], None]) -> Settle:
+        start = time.perf_counter()
+        work()
+        self.seconds = time.perf_counter() - start
+        return lambda: None
+
+
+@dataclass
+class _Points:
+    """Measurements (units, seconds) of every phase."""
+
+    of: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, phase: str, units: int | float, seconds: float) -> None:
+        if units:
+            self.of[phase].append((units, seconds))
+
+    def line(self, phase: str, typical: Typical) -> Line:
+        """Through what is typical of each number of units."""
+        grouped: dict[float, list[float]] = defaultdict(list)
+        for units, seconds in self.of[phase]:
+            grouped[units].append(seconds)
+        return Line.through(*((u, typical(s)) for u, s in grouped.items()))
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What is measured, and on what."""
+
+    cache: BlockCache
+    reach: Reach
+    layer: int
+    queries: Queries
+    selector: str
+    predictor: str
+    repeats: int
+    typical: Typical
+
+    @property
+    def unit(self) -> int:
+        return load_selector(self.selector, self.cache).unit(self.cache)
+
+    def attention(self, share: float, queues: Queues) -> SparseAttention:
+        """Anew, and primed: the same query over and over is guessed right as far as possible."""
+        made = SparseAttention(
+            self.cache,
+            self.reach,
+            selector=self.selector,
+            predictor=self.predictor,
+            speculation=FixedSpeculation(share),
+            queues=queues,
+        )
+        made.prime(self.layer, self.queries)
+        return made
+
+    def steps(self, attention: SparseAttention) -> Iterator[Step]:
+        """Steps without end, the first of them unseen: it warms up."""
+        attention.step(self.layer, self.queries)
+        while True:
+            attention.settle()
+            yield attention.step(self.layer, self.queries)
 
 
 def measure(
     cache: BlockCache,
-    selector: Selector,
-    kernel: Kernel[Any],
+    reach: Reach,
     layer: int,
     queries: Queries,
-    count: int,
+    *,
+    selector: str = "quest",
+    predictor: str = "ema",
+    queues: Queues | None = None,
+    repeats: int = REPEATS,
+    typical: Typical = statistics.median,
 ) -> PhaseTimes:
-    """Time selection, attention and merge for these queries at two sizes each.
+    """Time the phases of steps for these queries, over parts of the cache and all of it.
 
-    Fill the cache to the length of interest first. Takes some tens of steps; changes nothing.
+    With two queues their contention is measured as well; one queue takes turns. Fill the cache to
+    the length of interest first. Takes some eighty steps; changes nothing. `typical` is made of
+    `repeats` measurements of a size; where other work disturbs them, `min` of many is steadier.
     """
-    unit = selector.unit(cache)
+    bench = _Bench(cache, reach, layer, queries, selector, predictor, repeats, typical)
+    unit = bench.unit
     units = -(-int(queries.visible.min()) // unit)
-    if units < 8:
-        raise BadRequest(f"wanted at least 8 units of {unit} keys to measure at, got {units}")
-    few, many = units // 4, units
-
-    def select(number: int) -> None:
-        part = replace(queries, visible=queries.visible.clamp(max=number * unit))
-        scores = selector.scores(cache, layer, part)
-        best(scores, seen(part.visible, unit, number)[:, None].expand_as(scores), count)
-
-    def first(number: int) -> Tensor:
-        heads = cache.shape.kv_heads
-        wanted = torch.zeros(len(queries), heads, units, dtype=torch.bool, device=cache.device)
-        wanted[:, :, :number] = True
-        return wanted
-
-    def attend(number: int) -> None:
-        kernel.compute(cache, layer, queries, first(number))
-
-    def merging(number: int) -> Callable[[], object]:
-        made = kernel.compute(cache, layer, queries, first(number))
-        none = kernel.compute(cache, layer, queries, first(0))
-        return lambda: kernel.combine(cache, layer, queries, (made, none), first(number))
-
-    def line(act: Callable[[int], Callable[[], object]]) -> Line:
-        return Line.through(*((n, _median_seconds(act(n))) for n in (few, many)))
-
-    return PhaseTimes(
-        select=line(lambda n: lambda: select(n)),
-        attend=line(lambda n: lambda: attend(n)),
-        merge=line(merging),
+    if units < FEWEST:
+        raise BadRequest(
+            f"wanted at least {FEWEST} units of {unit} keys to measure at, got {units}"
+        )
+    points, fixed = _Points(), list[float]()
+    for part in _PARTS:
+        visible = queries.visible.clamp(max=int(part * units) * unit)
+        smaller = replace(bench, queries=replace(queries, visible=visible))
+        for share in _GUESSES:
+            clock = _Clocked()
+            for step in islice(smaller.steps(smaller.attention(share, clock)), repeats):
+                _note(points, fixed, step, clock.seconds)
+    times = PhaseTimes(
+        select=points.line("select", typical),
+        attend=points.line("attend", typical),
+        merge=points.line("merge", typical),
+        predict=points.line("predict", typical),
+        diff=points.line("diff", typical),
+        learn=points.line("learn", typical),
+        fixed=typical(fixed),
+        contention=TAKING_TURNS,
     )
+    if queues is None or isinstance(queues, SingleQueue):
+        return times
+    return _with_contention(times, bench, units, queues)
 
 
-def _median_seconds(act: Callable[[], object]) -> float:
-    act()
-    return statistics.median(_seconds(act) for _ in range(REPEATS))
+def _note(points: _Points, fixed: list[float], step: Step, learning: float) -> None:
+    """One step's phases, by the units that each had to do with, for a query and head."""
+    queries, heads, units = step.chosen.shape
+    each, times = queries * heads, step.times
+    for phase in ("select", "predict", "diff"):
+        points.add(phase, units, getattr(times, phase))
+    points.add("learn", units, learning)
+    points.add("attend", step.speculated / each, times.speculate)
+    points.add("attend", step.repaired / each, times.repair)
+    points.add("merge", (step.reused + step.repaired) / each, times.merge)
+    fixed.append(times.total - times.early - times.select - times.late)
+
+
+def _with_contention(times: PhaseTimes, bench: _Bench, units: int, queues: Queues) -> PhaseTimes:
+    """Steps of one queue and of two in turn, with guesses that take about as long as selection."""
+    chosen = bench.reach.count(bench.unit)
+    share = next((s for s in SHARES if times.attend(s * chosen) >= times.select(units)), SHARES[-1])
+    one = bench.steps(bench.attention(share, SingleQueue()))
+    two = bench.steps(bench.attention(share, queues))
+    early, select, together, nothing = (list[float]() for _ in range(4))
+    for serial, parallel in islice(zip(one, two, strict=True), 2 * bench.repeats):
+        early.append(serial.times.early)
+        select.append(serial.times.select)
+        together.append(parallel.times.total - times.fixed - parallel.times.late)
+        nothing.append(_seconds(lambda: queues.beside(_nothing, _nothing)))
+    short, long = sorted((bench.typical(early), bench.typical(select)))
+    handover = bench.typical(nothing)
+    slower = (bench.typical(together) - handover - (long - short)) / short
+    return replace(times, handover=handover, contention=max(1.0, slower))
+
+
+def _nothing() -> None:
+    return
 
 
 def _seconds(act: Callable[[], object]) -> float:
     start = time.perf_counter()
     act()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
     return time.perf_counter() - start

@@ -1,61 +1,13 @@
-"""How much to speculate: never more than fits under the measured time of selection.
-
-T_prr(m) = c max(T_select, T_attend(kept + m)) + T_attend((1 - h(m)) K) + T_merge, against
-T_plain = T_select + T_attend(kept + K) + T_merge; c is the contention of two queues on one machine,
-h(m) the measured share of the K chosen units among the first m guessed. [PRR: its budget]
-"""
+"""How much to speculate: never more than fits under the measured time of selection. [PRR]"""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from varifocal.errors import BadOption
-
-SHARES = (0.0, 0.25, 0.5, 1.0, 1.25, 1.5)  # guesses as shares of the units to be chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Seconds = base + slope * units, of one phase."""
-
-    base: float
-    slope: float
-
-    def __call__(self, units: int | float) -> float:
-        """Seconds for so many units; no units, no work."""
-        return self.base + self.slope * units if units > 0 else 0.0
-
-    @classmethod
-    def through(cls, few: tuple[int, float], many: tuple[int, float]) -> "Line":
-        """The line through two measurements (units, seconds), never falling nor below zero."""
-        slope = max(0.0, (many[1] - few[1]) / (many[0] - few[0]))
-        return cls(base=max(0.0, few[1] - slope * few[0]), slope=slope)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhaseTimes:
-    """What the phases of a layer's step take on this machine, for one batch size."""
-
-    select: Line  # by units in the cache
-    attend: Line  # by units attended to
-    merge: Line  # by units merged
-    contention: float = 1.0  # how much slower selection and attention are side by side, >= 1
-
-    def __post_init__(self) -> None:
-        if self.contention < 1:
-            raise BadOption(f"contention is at least 1, got {self.contention}")
-
-    def plain(self, units: int, kept: int, chosen: int) -> float:
-        """Seconds of a step without speculation."""
-        return self.select(units) + self.attend(kept + chosen) + self.merge(kept + chosen)
-
-    def speculating(self, units: int, kept: int, chosen: int, guessed: int, rate: float) -> float:
-        """Seconds of a step that guesses so many units, of which `rate` of the chosen are right."""
-        side_by_side = self.contention * max(self.select(units), self.attend(kept + guessed))
-        return side_by_side + self.attend((1 - rate) * chosen) + self.merge(kept + chosen)
+from varifocal.sparse.phases import SHARES, PhaseTimes
 
 
 class Speculation(ABC):
@@ -66,10 +18,31 @@ class Speculation(ABC):
         """How many, of a cache with `units`; None: not even the kept ones are attended early."""
 
     @abstractmethod
+    def is_watching(self, layer: int) -> bool:
+        """Whether a step without guesses should be learned from as well."""
+
+    @abstractmethod
     def learn(
         self, layer: int, ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]
     ) -> None:
         """Take note of what was chosen and how the predictor had ranked it (zero: not at all)."""
+
+
+class NoSpeculation(Speculation):
+    """None at all: the steps are plain ones, and nothing is learned."""
+
+    def guesses(self, layer: int, units: int, kept: int, chosen: int) -> int | None:
+        """Not even what is kept."""
+        return None
+
+    def is_watching(self, layer: int) -> bool:
+        """Never."""
+        return False
+
+    def learn(
+        self, layer: int, ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]
+    ) -> None:
+        """Nothing to learn."""
 
 
 class FixedSpeculation(Speculation):
@@ -84,6 +57,10 @@ class FixedSpeculation(Speculation):
         """The share of `chosen`, rounded down."""
         return int(self._share * chosen)
 
+    def is_watching(self, layer: int) -> bool:
+        """There are no steps without guesses."""
+        return True
+
     def learn(
         self, layer: int, ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]
     ) -> None:
@@ -93,46 +70,76 @@ class FixedSpeculation(Speculation):
 class ProfiledSpeculation(Speculation):
     """The fastest number by the measured times and the running hit rates; none where none pays.
 
-    Hit rates are counted for every share at once, also while nothing is speculated: so a text
-    whose choices become predictable is noticed.
+    Hit rates are counted for every share at once. Where nothing pays, steps are plain ones but for
+    the first WATCHED of every PERIOD, which are learned from: so a text whose choices become
+    predictable is noticed, and the others pay for it less than the promised 2 %.
     """
 
     GAIN = 0.02  # of the plain step: less is not worth the risk
     MEMORY = 0.98  # how a step's weight in the running rates decays with each later step
+    PERIOD, WATCHED = 128, 4
+    OFTEN = 16  # steps between two choices, once there is some experience
 
     def __init__(self, times: PhaseTimes, num_layers: int) -> None:
         self._times = times
         self._hits = [[0.0] * len(SHARES) for _ in range(num_layers)]
         self._chosen = [0.0] * num_layers
+        self._steps = [0] * num_layers  # asked about so far
+        self._idle = [0] * num_layers  # the last of them, without guesses
+        self._learned = [0] * num_layers  # the number of steps when one was last learned from
+        self._asked: list[tuple[int, int, int] | None] = [None] * num_layers
+        self._answer: list[int | None] = [None] * num_layers  # to what was asked last
 
     def guesses(self, layer: int, units: int, kept: int, chosen: int) -> int | None:
-        """The share of `chosen` that is fastest among those that end before selection does."""
-        times = self._times
-        limit = times.select(units)
-        best, fastest = None, (1 - self.GAIN) * times.plain(units, kept, chosen)
-        for share, rate in zip(SHARES, self.rates(layer), strict=True):
-            guessed = min(int(share * chosen), units - kept)
-            if times.attend(kept + guessed) > limit:
-                break  # it would hold up the step that waits for selection only
-            seconds = times.speculating(units, kept, chosen, guessed, rate)
-            if seconds < fastest:
-                best, fastest = guessed, seconds
-        return best
+        """The fastest number that ends before selection does."""
+        self._steps[layer] += 1
+        if self._is_due(layer, (units, kept, chosen)):
+            found = self._times.fastest(units, kept, chosen, self.rates(layer), gain=self.GAIN)
+            self._answer[layer] = found[0] if found else None
+            self._asked[layer] = (units, kept, chosen)
+        answer = self._answer[layer]
+        self._idle[layer] = 0 if answer is not None else self._idle[layer] + 1
+        return answer
+
+    def _is_due(self, layer: int, asked: tuple[int, int, int]) -> bool:
+        """Weighing takes a while, so it is done where something may have changed."""
+        if self._idle[layer]:
+            return self._idle[layer] % self.PERIOD <= self.WATCHED
+        step = self._steps[layer]
+        return asked != self._asked[layer] or step <= self.OFTEN or step % self.OFTEN == 0
+
+    def is_watching(self, layer: int) -> bool:
+        """At the beginning of every period."""
+        return 1 <= self._idle[layer] % self.PERIOD <= self.WATCHED
 
     def learn(
         self, layer: int, ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]
     ) -> None:
-        """Count the hits that each share of guesses would have had."""
-        order = ranking.sort(dim=-1, descending=True, stable=True).indices
-        numbers = torch.arange(ranking.shape[-1], device=ranking.device).expand_as(order)
-        place = torch.empty_like(order).scatter(-1, order, numbers)
-        place = place.masked_fill(ranking <= 0, ranking.shape[-1])
-        wanted = int(chosen.sum(-1).max()) if chosen.numel() else 0
-        hits = [int((chosen & (place < int(share * wanted))).sum()) for share in SHARES]
+        """Count the hits that each share of guesses would have had.
+
+        A predictor that did not see the step before this one is not judged by this one.
+        """
+        missed = self._steps[layer] - self._learned[layer]
+        self._learned[layer] = self._steps[layer]
+        decay = self.MEMORY ** max(1, missed)
+        hits, wanted = [0] * len(SHARES), 0
+        if missed <= 1:
+            hits, wanted = _hits(ranking, chosen), int(chosen.sum())
         old = self._hits[layer]
-        self._hits[layer] = [self.MEMORY * o + n for o, n in zip(old, hits, strict=True)]
-        self._chosen[layer] = self.MEMORY * self._chosen[layer] + int(chosen.sum())
+        self._hits[layer] = [decay * o + n for o, n in zip(old, hits, strict=True)]
+        self._chosen[layer] = decay * self._chosen[layer] + wanted
 
     def rates(self, layer: int) -> list[float]:
         """Running hit rate for each of SHARES; zero before anything was chosen."""
         return [hits / max(self._chosen[layer], 1.0) for hits in self._hits[layer]]
+
+
+def _hits(ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]) -> list[int]:
+    """How many of the chosen units were among the best ranked, for each of SHARES."""
+    order = ranking.sort(dim=-1, descending=True, stable=True).indices
+    numbers = torch.arange(ranking.shape[-1], device=ranking.device).expand_as(order)
+    place = torch.empty_like(order).scatter(-1, order, numbers)
+    place = place.masked_fill(ranking <= 0, ranking.shape[-1])[chosen]
+    wanted = int(chosen.sum(-1).max()) if chosen.numel() else 0
+    limits = torch.tensor([int(share * wanted) for share in SHARES], device=ranking.device)
+    return (place[:, None] < limits).sum(0).tolist()

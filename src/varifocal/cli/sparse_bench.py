@@ -1,0 +1,250 @@
+"""`varifocal sparse bench`: speed, hit rates and equal texts, by selector, predictor and length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import typer
+
+from varifocal.cli._inputs import names
+from varifocal.cli._options import OutputOptions
+from varifocal.cli._output import Output, write_whole
+from varifocal.cli._sparse_options import ModelOptions, ReachOptions, model_from, queues_from
+from varifocal.errors import BadOption, BadRequest
+
+if TYPE_CHECKING:
+    from varifocal.sparse.bench import BenchConfig, Draw, Row
+    from varifocal.sparse.contest import Sample
+    from varifocal.targets._hf import HFTarget
+
+_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)  # of which the longest that fit are the default
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions(ReachOptions):
+    """What is measured, and how far queries see meanwhile."""
+
+    budget: Annotated[
+        int, typer.Option("--budget", help="Tokens that the selector may choose.")
+    ] = 512
+    selectors: Annotated[str, typer.Option("--selectors", metavar="A,B", help="quest, infllm.")] = (
+        "quest,infllm"
+    )
+    predictors: Annotated[
+        str,
+        typer.Option("--predictors", metavar="A,B", help="last is measured beside them always."),
+    ] = "last,ema"
+    contexts: Annotated[
+        str,
+        typer.Option(
+            "--contexts",
+            metavar="N,M",
+            help="Tokens that are read first. Left out: the two longest powers of 2 that fit.",
+        ),
+    ] = ""
+    guesses: Annotated[
+        float, typer.Option("--guesses", help="For each block that will be chosen.")
+    ] = 1.0
+    tokens: Annotated[int, typer.Option("--tokens", help="Timed tokens of a text.")] = 32
+    warm_up: Annotated[int, typer.Option("--warm-up", help="Tokens before any is timed.")] = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """What is read."""
+
+    text: Annotated[
+        list[Path],
+        typer.Option(
+            "--text",
+            metavar="FILE",
+            help="A long text in UTF-8. Repeatable. Left out: Python's documentation; for the "
+            "tiny model, texts of --tasks.",
+        ),
+    ] = field(default_factory=list)
+    tasks: Annotated[
+        str,
+        typer.Option(
+            "--tasks",
+            metavar="A,B",
+            help="Kinds of text that the tiny model was taught: copy, record, chain, mix.",
+        ),
+    ] = ""
+    samples: Annotated[
+        int, typer.Option("--samples", help="Places in each text, or texts of each task.")
+    ] = 1
+    free: Annotated[
+        bool,
+        typer.Option(
+            "--free", help="Let the model go on with its own words rather than read the text's."
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(OutputOptions):
+    """What is shown and written."""
+
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE.md", help="Write the table as Markdown."),
+    ] = None
+
+
+def bench(
+    measure: MeasureOptions, texts: TextOptions, model: ModelOptions, output: ReportOptions
+) -> None:
+    """Decode long texts densely, sparsely and with PRR, all in turn at every token.
+
+    Speeds are of elapsed time: medians, with the slow and the fast tenth. PRR comes thrice: on one
+    thread, on two, and on two with no more guesses than pay. Exit code 1 if one of its logits is
+    not that of plain sparse attention, bit for bit.
+    """
+    from varifocal.evaluation.machine import git_commit, machine_info
+    from varifocal.sparse.bench import run_bench
+
+    out = Output(output)
+    if output.report is not None and not output.report.parent.is_dir():
+        raise BadOption(f"--report {output.report}: there is no folder {output.report.parent}")
+    measure.reach()
+    target = model_from(model, out)
+    config = _config(measure, texts, target)
+    draw = _draw(texts, target)
+    with out.progress("measuring", None) as bar, queues_from(model, target.device) as queues:
+        result = run_bench(config, target, draw, queues=queues, progress=bar.step)
+    about: dict[str, Any] = {
+        "machine": machine_info(target.device),
+        "commit": git_commit(),
+        "clock": "wall",
+        "target": target.name,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "queues": type(queues).__name__,
+    }
+    out.write(about | result.to_dict())
+    table = markdown(result.rows)
+    out.line(table)
+    if output.report is not None:
+        write_whole(output.report, f"{_heading(about)}\n\n{table}\n")
+    if not result.is_good:
+        out.note("PRR differs from plain sparse attention; please report it")
+        raise typer.Exit(1)
+
+
+def _config(measure: MeasureOptions, texts: TextOptions, target: "HFTarget") -> "BenchConfig":
+    from varifocal.sparse.bench import BenchConfig
+
+    after = measure.tokens + measure.warm_up
+    fitting = [n for n in _LENGTHS if n + after <= target.context_length]
+    try:
+        asked = [int(name) for name in names(measure.contexts)]
+    except ValueError:
+        raise BadOption(f"--contexts wants numbers, got {measure.contexts!r}") from None
+    contexts = asked or fitting[-2:] or [target.context_length - after]
+    return BenchConfig(
+        selectors=tuple(names(measure.selectors)),
+        predictors=tuple(names(measure.predictors)),
+        contexts=tuple(contexts),
+        reach=measure.reach(),
+        block_size=measure.block_size,
+        share=measure.guesses,
+        tokens=measure.tokens,
+        warm_up=measure.warm_up,
+        follows=not texts.free,
+    )
+
+
+def _draw(options: TextOptions, target: "HFTarget") -> "Draw":
+    """What to read at each length."""
+    from varifocal.sparse.decoding import TINY
+    from varifocal.sparse.texts import documentation, read_text, windows
+
+    if options.samples < 1:
+        raise BadOption(f"--samples must be at least 1, got {options.samples}")
+    if options.text and options.tasks:
+        raise BadOption("give either --text or --tasks")
+    if options.tasks or (target.name == TINY and not options.text):
+        kinds = names(options.tasks) or ["copy", "record", "chain", "mix"]
+        return lambda context, given: _tasks(target, kinds, context, given, options.samples)
+    texts = [(path.name, read_text(path)) for path in options.text]
+    texts = texts or [("Python's documentation", documentation())]
+    return lambda context, given: windows(target, texts, context, given, options.samples)
+
+
+def _tasks(
+    target: "HFTarget", kinds: Sequence[str], context: int, given: int, count: int
+) -> "list[Sample]":
+    """Texts whose questions need far-away words, cut so that answers are among what follows."""
+    from varifocal.demo.recall import KINDS, MARKS, WORDS, draw_long
+    from varifocal.sparse.contest import Sample
+
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise BadOption(f"no task {unknown[0]!r}; there are {', '.join(KINDS)}")
+    vocabulary, samples = target.tokenizer.get_vocab(), []
+    if missing := [word for word in (*MARKS, *WORDS) if word not in vocabulary]:
+        raise BadRequest(
+            f"{target.name} does not know {missing[0]!r} and {len(missing) - 1} other words of the "
+            "tasks, which are for the tiny model: give --text FILE"
+        )
+    for kind in kinds:
+        for index in range(count):
+            text = draw_long((kind,), context + 2 * given, index, "test")
+            words, is_said = [*text.words], [False] * len(text.words)
+            for question in text.questions:
+                words += [*question.asked, *question.answer]
+                is_said += [False] * len(question.asked) + [True] * len(question.answer)
+            ids = torch.tensor([vocabulary[word] for word in words], device=target.device)
+            is_answer, end = torch.tensor(is_said, device=target.device), context + given
+            samples.append(Sample(kind, ids[:context], ids[context:end], is_answer[context:end]))
+    return samples
+
+
+def _heading(about: dict[str, Any]) -> str:
+    machine = about["machine"]
+    return (
+        f"# varifocal sparse bench\n\n{about['target']}, {about['dtype']}, {machine['cpu']}, "
+        f"{machine['threads']} torch thread a queue, torch {machine['torch']}, commit "
+        f"{about['commit']}. Tokens a second of elapsed time: median (slow tenth to fast tenth). "
+        "Hit rates beside those of the last choice. Saved: of the select-and-attend window and of "
+        "the whole token, against plain sparse attention; CPU time likewise, which other work on "
+        "the machine hardly disturbs."
+    )
+
+
+def markdown(rows: "Sequence[Row]") -> str:
+    """A table, one row for each selector, predictor and length."""
+    from varifocal.sparse.contest import DENSE, GUARDED, PARALLEL, PLAIN, SERIAL
+
+    head = (
+        *("selector", "predictor", "context", "dense", "plain sparse", "PRR, 1 thread"),
+        *("PRR, 2 threads", "PRR, guarded", "hit rate (last)", "repaired", "saved: window"),
+        *("token", "guarded: window", "token", "its CPU time", "identical", "as dense"),
+    )
+    lines = [head, ("---",) * len(head)]
+    for row in rows:
+        made = row.to_dict()
+        saved = [made["saved"][way] for way in (PARALLEL, GUARDED)]
+        lines.append(
+            (
+                row.selector,
+                row.predictor,
+                str(row.context),
+                *(_speed(row.speed(way)) for way in (DENSE, PLAIN, SERIAL, PARALLEL, GUARDED)),
+                f"{_share(made['hit_rate'])} ({_share(made['hit_rate_last'])})",
+                str(made["repaired_blocks"]),
+                *(f"{part[key]:+.1%}" for part in saved for key in ("window", "token")),
+                f"{row.work(GUARDED) / row.work(PLAIN) - 1:+.1%}",
+                f"{row.identical}/{row.identical + row.different}",
+                _share(row.agreement),
+            )
+        )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _speed(speed: dict[str, float]) -> str:
+    return f"{speed['median']:.1f} ({speed['p10']:.1f}–{speed['p90']:.1f})"
+
+
+def _share(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:.1%}"

@@ -1,0 +1,126 @@
+"""`varifocal sparse simulate`: what PRR would save, from times of phases and hit rates."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from varifocal.cli._inputs import names
+from varifocal.cli._options import OutputOptions
+from varifocal.cli._output import Output
+from varifocal.errors import BadOption
+
+if TYPE_CHECKING:
+    from varifocal.sparse.profiles import Profile
+    from varifocal.sparse.simulator import Projection
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions:
+    """The machine and the model."""
+
+    profile: Annotated[
+        str,
+        typer.Option(
+            "--profile",
+            metavar="quest|infllm|FILE.csv",
+            help="The paper authors' measurements with a selector, or a table of your own.",
+        ),
+    ] = "quest"
+    batch: Annotated[int | None, typer.Option("--batch", help="Texts decoded together.")] = None
+    group: Annotated[int | None, typer.Option("--group", help="Query heads of a KV head.")] = None
+    layers: Annotated[int | None, typer.Option("--layers", help="Layers of the model.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuessOptions:
+    """How well guesses do, and how much the two queues are in each other's way."""
+
+    hit_rates: Annotated[
+        str,
+        typer.Option(
+            "--hit-rates",
+            metavar="A,B",
+            help="Of the chosen blocks, where as many are guessed as chosen.",
+        ),
+    ] = "0.7,0.8,0.9,0.95,1"
+    contention: Annotated[
+        str,
+        typer.Option(
+            "--contention",
+            metavar="A,B",
+            help="How much slower each queue is while both are busy; 1: not at all, 2: they take "
+            "turns. Left out: as the profile says.",
+        ),
+    ] = ""
+    may_outlast: Annotated[
+        bool,
+        typer.Option(
+            "--may-outlast", help="Guess also what is attended to after selection has ended."
+        ),
+    ] = False
+
+
+def simulate(machine: ProfileOptions, guess: GuessOptions, output: OutputOptions) -> None:
+    """Project what PRR saves, from measured times of the phases and hit rates.
+
+    Both denominators are shown: the select-and-attend window, and the whole token. Where nothing
+    pays, nothing is guessed. Projections are no measurements.
+    """
+    from varifocal.sparse.profiles import SOURCE
+    from varifocal.sparse.simulator import simulate as project
+
+    out = Output(output)
+    rates = _numbers("--hit-rates", guess.hit_rates)
+    contentions: list[float | None] = [*_numbers("--contention", guess.contention)] or [None]
+    made = [
+        project(profile, rate, contention=contention, may_outlast=guess.may_outlast)
+        for profile in _profiles(machine)
+        for contention in contentions
+        for rate in rates
+    ]
+    source = SOURCE if machine.profile in ("quest", "infllm") else machine.profile
+    out.write({"source": source, "rows": [row.to_dict() for row in made]})
+    out.table(_table(made))
+    out.note(f"projected from {source}")
+
+
+def _profiles(options: ProfileOptions) -> "list[Profile]":
+    from varifocal.sparse.profiles import paper_profiles, read_profiles
+
+    is_file = options.profile.endswith(".csv")
+    found = read_profiles(Path(options.profile)) if is_file else paper_profiles(options.profile)
+    return [
+        profile.scaled(batch=options.batch, group=options.group, layers=options.layers)
+        for profile in found
+    ]
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(name) for name in names(text)]
+    except ValueError:
+        raise BadOption(f"{option} wants numbers, got {text!r}") from None
+
+
+def _table(rows: "list[Projection]") -> Table:
+    table = Table(
+        *("profile", "context", "batch", "contention", "hit rate", "guessed of chosen"),
+        *("window", "saved", "token", "saved"),
+    )
+    for row in rows:
+        table.add_row(
+            row.profile,
+            f"{row.context}",
+            f"{row.batch}",
+            f"{row.contention:.2f}",
+            "–" if row.asked_rate is None else f"{row.asked_rate:.0%}",
+            "off" if row.guessed is None else f"{row.guessed} of {row.chosen}",
+            f"{1e3 * row.plain_window:.2f} → {1e3 * row.window:.2f} ms",
+            f"{row.window_saving:.1%}",
+            f"{1e3 * row.plain_token:.2f} → {1e3 * row.token:.2f} ms",
+            f"{row.token_saving:.1%}",
+        )
+    return table
