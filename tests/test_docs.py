@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from varifocal.cli import app
 from varifocal.evaluation.importers import find_layout, layout_names
+from varifocal.evaluation.presets import GENERAL, presets
+from varifocal.evaluation.scenarios import GROUPS
 from varifocal.sampling import Sampling
 from varifocal.targets import target_classes
 
@@ -107,6 +109,31 @@ def test_code_and_commands_of_the_page_on_suites_run(workplace):
         exec(compile(code, str(page), "exec"), {})
     for command in [*commands(page), "varifocal suite check pictures.jsonl"]:
         run(command, built("llava_next"))
+
+
+def test_the_commands_of_the_page_on_tabed_run(workplace):
+    small = built("llava_next")
+    for command in commands(DOCS / "tabed.md"):
+        if "--preset tabed" in command:
+            command += " --max-new-tokens 8 --warm-up 0 --dtype float32"
+            if "--draft-model" not in command:
+                command += " --draft-model SMALL --families chart,second-related"
+        if "--drafter ensemble" in command:
+            command += " --set model=SMALL --set nodes=4"
+        if "--target" not in command and "--preset list" not in command:
+            command += " --target MODEL"
+        run(command.replace("SMALL", str(small)), small)
+    assert Path("weights.png").stat().st_size > 1000
+
+
+def test_every_family_of_the_scenarios_and_every_preset_has_its_place_on_the_page_on_tabed():
+    said = (DOCS / "tabed.md").read_text("utf-8")
+    for group, families in GROUPS.items():
+        assert f"\n| {group} | " in said
+        for family in families:
+            assert f"`{family}`" in said
+    for name in presets():
+        assert f"`{name}`" in said or name in GENERAL
 
 
 def test_every_layout_has_a_row_on_the_page_on_suites():

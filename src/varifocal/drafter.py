@@ -40,6 +40,7 @@ class Drafter(ABC, Generic[S]):
     name: ClassVar[str]  # the file's name
     pictures: ClassVar[str]  # how it treats pictures: one phrase for `varifocal drafters`
     needs: ClassVar[str] = "nothing"  # what must exist before it can be used
+    is_free: ClassVar[bool] = False  # it runs no model: a guess costs nothing worth weighing
     want: Want = Want()
     recipe: Mapping[str, Any] | None = None  # how the weights were made, if a folder said so
 
@@ -136,7 +137,8 @@ class Drafter(ABC, Generic[S]):
         The last of `verdict.tokens` comes back as the next root.
 
         Called once a round, whether or not it was drafted. Keep it cheap: a round that is
-        decoded plainly pays for it too.
+        decoded plainly pays for it too. One that is told late of earlier rounds gets their logits
+        without columns.
         """
 
     @property

@@ -135,14 +135,17 @@ class FixedPlanner(Planner):
 class AutoPlanner(Planner):
     """Drafts as long as it pays, and decodes plainly for a while where it does not."""
 
-    REST = 12  # plain rounds before drafting is tried again
+    REST = 12  # plain rounds before drafting is tried again; twice as many after each vain try
+    LONGEST_REST = 192
+    LOSS = 3.0  # plain rounds whose time a try may lose; half of it after a vain one
 
     def __init__(self, cost: CostModel, depth: int, nodes: int) -> None:
         self._cost, self._depth, self._nodes = cost, depth, nodes
         # Running sums over drafted rounds, decayed: seconds for their tokens if plain, and taken.
         self._plain_seconds, self._seconds = 0.0, 0.0
         self._confidence = 0.8
-        self._rest = 0
+        self._rest, self._next_rest = 0, self.REST
+        self._num_tried = 0  # drafted rounds since the last rest
         self._num_plain = self._num_rounds = 0
 
     def budget(self, room: int, live: int = 1) -> Budget:
@@ -164,22 +167,36 @@ class AutoPlanner(Planner):
     def learn(
         self, budget: Budget, num_drafted: int, num_accepted: int, drafting: float | None = None
     ) -> None:
-        """Rest when the recent drafted rounds were slower than plain ones would have been."""
-        if budget.depth == 0 or num_drafted == 0:
+        """Rest when the recent drafted rounds were slower than plain ones would have been.
+
+        A draft that came to nothing counts too, if it took time.
+        """
+        if budget.depth == 0:
             return
         cost, keep = budget.cost or self._cost, 0.85
         if drafting is None:
             drafting = cost.start + (budget.depth - 1 if cost.step else 0) * cost.step
+        if num_drafted == 0 and drafting == 0:
+            return
         size = min(num_drafted, len(cost.verify) - 1)
         seconds = drafting + cost.verify[size] + cost.other
         self._plain_seconds = keep * self._plain_seconds + (num_accepted + 1) * cost.plain
         self._seconds = keep * self._seconds + seconds
-        tried = min(num_accepted + 1, num_drafted)
-        self._confidence += 0.1 * (num_accepted / tried - self._confidence)
+        if num_drafted:
+            tried = min(num_accepted + 1, num_drafted)
+            self._confidence += 0.1 * (num_accepted / tried - self._confidence)
+        self._num_tried += 1
+        lost = self._seconds - self._plain_seconds
         enough = self._seconds > 4 * seconds  # a few rounds seen
-        if enough and self._plain_seconds < 0.97 * self._seconds:
-            self._rest = self.REST
+        is_slower = enough and self._plain_seconds < 0.97 * self._seconds
+        bearable = self.LOSS if self._next_rest == self.REST else self.LOSS / 2
+        if is_slower or (self._num_tried >= bearable and lost > bearable * cost.plain):
+            self._rest = self._next_rest
+            self._next_rest = min(2 * self._rest, self.LONGEST_REST)
             self._plain_seconds = self._seconds = 0.0
+            self._num_tried = 0
+        elif enough:
+            self._next_rest = self.REST
 
     @property
     def fallback(self) -> str | None:

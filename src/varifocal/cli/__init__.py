@@ -4,7 +4,17 @@ from typing import Annotated
 
 import typer
 
-from varifocal.cli import demo, sparse, suite
+from varifocal.cli import (
+    demo,
+    diffusion,
+    diffusion_bench,
+    diffusion_replay,
+    diffusion_verify,
+    sparse,
+    sparse_bench,
+    sparse_simulate,
+    suite,
+)
 from varifocal.cli._inputs import versions
 from varifocal.cli._program import Command, DefaultGroup, Program, sectioned
 from varifocal.cli.bench import bench
@@ -40,8 +50,23 @@ suite_app.command("check", cls=Command)(sectioned(suite.check))
 app.add_typer(suite_app, name="suite")
 
 sparse_app = typer.Typer(cls=Program, help="Dynamic sparse attention with PRR.")
-sparse_app.command("verify", cls=Command)(sectioned(sparse.verify))
+for _act in (sparse.generate, sparse.verify, sparse_bench.bench, sparse_simulate.simulate):
+    sparse_app.command(cls=Command)(sectioned(_act))
 app.add_typer(sparse_app, name="sparse")
+
+diffusion_app = typer.Typer(cls=Program, help="Diffusion language models: early exit by LATCH.")
+for _deed in (
+    diffusion.generate,
+    diffusion_bench.bench,
+    diffusion_verify.verify,
+    diffusion_replay.record,
+    diffusion_replay.replay,
+    diffusion_bench.tune,
+    diffusion.tasks,
+    diffusion.formats,
+):
+    diffusion_app.command(cls=Command)(sectioned(_deed))
+app.add_typer(diffusion_app, name="diffusion")
 
 
 def _show_versions(is_asked: bool) -> bool:

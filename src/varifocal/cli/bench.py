@@ -1,30 +1,48 @@
 """`varifocal bench`: how much faster is each drafter than plain decoding?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from varifocal.cli._inputs import load_target_from, names, sampling_from
 from varifocal.cli._options import OutputOptions, SamplingOptions, SuiteOptions, TargetOptions
 from varifocal.cli._output import Output
 from varifocal.engine import default_drafter, set_threads
 from varifocal.errors import BadOption
-from varifocal.evaluation.entries import expand_all, parse_drafters
+from varifocal.evaluation.entries import expand_all, parse_drafters, with_model
+from varifocal.evaluation.presets import GENERAL, Preset, find_preset, presets
 from varifocal.evaluation.suites import load_suite
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from varifocal.evaluation.bench import BenchConfig
     from varifocal.evaluation.figures import BenchResult
     from varifocal.evaluation.suites import Case
     from varifocal.targets._hf import HFTarget
 
-PRESETS = {  # what is used where an option is left out
-    "quick": {"limit": 3, "repeats": 1},
-    "full": {"limit": 20, "repeats": 3},
-}
+_LIST = "list"  # as a preset's name: say which there are
+_NONE = Preset(title="nothing preset", limit=0, repeats=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions(SuiteOptions):
+    """The requests to run."""
+
+    suite: Annotated[
+        str,
+        typer.Option(
+            "--suite",
+            metavar="demo|scenarios|FILE.jsonl|DIR",
+            help="demo: pictures no model was trained on. scenarios: one turn and two, one picture "
+            "and more, kinds that no model was trained on. If left out: as the preset says, else "
+            "demo.",
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +63,20 @@ class BenchOptions:
     preset: Annotated[
         str,
         typer.Option(
-            "--preset", metavar="NAME", help=f"Sets limit and repeats: {' or '.join(PRESETS)}."
+            "--preset",
+            metavar="NAME",
+            help="Options of a known benchmark; what is typed goes before. "
+            f"{' and '.join(GENERAL)}: limit and repeats. tabed-1 to tabed-8: the tables of that "
+            "paper. list: say what each measures.",
+        ),
+    ] = ""
+    draft_model: Annotated[
+        str,
+        typer.Option(
+            "--draft-model",
+            metavar="ID|PATH",
+            help="Small model for the entries with {model}, as of tabed-*. If left out: the one "
+            "that is shipped for the target.",
         ),
     ] = ""
     repeats: Annotated[
@@ -82,7 +113,7 @@ class BenchOptions:
 
 def bench(
     bench: BenchOptions,
-    suite: SuiteOptions,
+    suite: RequestOptions,
     sampling: SamplingOptions,
     model: TargetOptions,
     output: OutputOptions,
@@ -94,23 +125,31 @@ def bench(
     command goes on after Ctrl-C. Exit code 1 if a text of one of our drafters differs from the
     plain one.
     """
-    from varifocal.evaluation.table import table
-
     out = Output(output)
+    if bench.preset == _LIST:
+        _list_presets(out)
+        return
+    preset = find_preset(bench.preset) if bench.preset else _NONE
     journal = _journal(bench, output)
     write_report = _report_writer(bench)
-    preset = _preset(bench.preset)
     threads = 1 if model.threads is None else model.threads
     set_threads(threads)
-    limit = preset.get("limit") if suite.limit is None else suite.limit
-    cases = load_suite(suite.suite, limit=limit, families=names(suite.families))
-    if bench.drafters:
-        parse_drafters(expand_all(bench.drafters))  # what is misspelt is found at once
+    suite = _requests(suite, preset)
+    cases = load_suite(
+        suite.suite, limit=suite.limit, families=names(suite.families), with_later=True
+    )
+    drafters = with_model(bench.drafters or preset.drafters, bench.draft_model)
+    if drafters:
+        parse_drafters(expand_all(drafters))  # what is misspelt is found at once
     target = load_target_from(model, out)
-    config = _config(bench, suite, sampling, target, preset, threads)
+    config = _config(bench, drafters, suite, sampling, target, preset, threads)
     result = _measured(config, cases, target, journal, bench.fresh, out)
+    if preset.experiment is not None:
+        from varifocal.evaluation.outcome import outcome_of
+
+        result = replace(result, outcome=outcome_of(result, preset.experiment))
     out.write(result.to_dict())
-    out.table(table(result))
+    out.table(_table(result))
     if write_report is not None:
         write_report(result, bench.report)
         out.note(f"the report is in {bench.report}")
@@ -170,39 +209,63 @@ def _measured(
             raise typer.Exit(130) from None
 
 
+def _requests(suite: RequestOptions, preset: Preset) -> RequestOptions:
+    """What was typed, and for the rest what the preset says; its families are of its suite."""
+    is_its_own = suite.suite in ("", preset.suite)
+    limit = preset.limit or None
+    return replace(
+        suite,
+        suite=suite.suite or preset.suite or "demo",
+        limit=limit if suite.limit is None else suite.limit,
+        families=suite.families or (",".join(preset.families) if is_its_own else ""),
+    )
+
+
+def _table(result: "BenchResult") -> "RenderableType":
+    """All rows, or for a paper's table that."""
+    from varifocal.evaluation import sheet, table
+
+    if result.outcome is None:
+        return table.table(result)
+    return sheet.terminal(result.outcome, table.heading(result), list(table.notes(result)))
+
+
+def _list_presets(out: Output) -> None:
+    known = presets()
+    out.write({"presets": [{"name": name} | asdict(preset) for name, preset in known.items()]})
+    table = Table("preset", "measures", "suite", "requests a family")
+    for name, preset in known.items():
+        table.add_row(name, preset.title, preset.suite or "as given", str(preset.limit))
+    out.table(table)
+
+
 def _config(
     bench: BenchOptions,
-    suite: SuiteOptions,
+    drafters: str,
+    suite: RequestOptions,
     sampling: SamplingOptions,
     target: "HFTarget",
-    preset: dict[str, int],
+    preset: Preset,
     threads: int,
 ) -> "BenchConfig":
     from varifocal.evaluation.bench import BenchConfig
 
-    drafters = bench.drafters or _untrained(default_drafter(target))
     return BenchConfig(
-        drafters=expand_all(drafters, target),
+        drafters=expand_all(drafters or _untrained(default_drafter(target)), target),
         suite=suite.suite,
-        repeats=preset.get("repeats", 3) if bench.repeats is None else bench.repeats,
+        repeats=preset.repeats if bench.repeats is None else bench.repeats,
         warm_up=bench.warm_up,
         clock=bench.clock,  # type: ignore[arg-type]  # checked there
         threads=threads,
         sampling=sampling_from(sampling),
         seed=sampling.seed,
-        max_new_tokens=bench.max_new_tokens,
+        max_new_tokens=bench.max_new_tokens or preset.max_new_tokens,
         assistant=bench.assistant,
     )
 
 
 def _untrained(shipped: str) -> str:
     return ",".join(dict.fromkeys(("plain", "lookup", shipped)))
-
-
-def _preset(name: str) -> dict[str, int]:
-    if name and name not in PRESETS:
-        raise BadOption(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
-    return PRESETS.get(name, {})
 
 
 def _report_writer(bench: BenchOptions) -> Any:

@@ -5,8 +5,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +22,8 @@ from varifocal.cli._options import (
 )
 from varifocal.cli._output import Output
 from varifocal.decode import Generation
+from varifocal.drafter import Drafter
+from varifocal.errors import BadOption
 from varifocal.request import check_n
 from varifocal.result import GenerationResult, Round
 
@@ -32,6 +35,14 @@ class StreamOptions(OutputOptions):
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show text as it comes.")] = (
         True
     )
+    weights_plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--weights-plot",
+            metavar="FILE.png|svg",
+            help="Draw what each view weighed along the answer; for --drafter ensemble.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +79,14 @@ def generate(
     out = Output(output)
     request = request_from(ask, limits, sampling, logprobs=answers.logprobs)
     n = check_n(1 if answers.n is None else answers.n)
+    if output.weights_plot is not None:
+        check_plot(output.weights_plot, n)
     note_idle(request.sampling, out)
     if n > 1 and sampling.temperature == 0:
         out.note(f"at temperature 0 all {n} answers are the same")
     engine = engine_from(model, drafting, out)
+    if output.weights_plot is not None:
+        check_drafter(engine.drafter)
     results = []
     is_cancelled = False
     for number, generation in enumerate(engine.answers(request, n), start=1):
@@ -79,6 +94,8 @@ def generate(
             out.line(f"[{number}]", style="dim")
         is_cancelled = _decode(generation, out, streams=output.stream)
         results.append(_shown(generation, out, streams=output.stream))
+        if output.weights_plot is not None and generation.rounds:
+            write_plot(generation, output.weights_plot, out)
         if is_cancelled:
             break
     first = results[0].to_dict()
@@ -143,6 +160,30 @@ def interruptible() -> Iterator[Interrupt]:
         yield interrupt
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def check_drafter(drafter: Drafter[Any]) -> None:
+    """Before the work: whether it has weights to draw."""
+    from varifocal.evaluation import weighing
+
+    weighing.check_drafter(drafter)
+
+
+def check_plot(path: Path, n: int) -> None:
+    """Before the work: whether a picture of one answer can be written there."""
+    from varifocal.evaluation.weighing import check_place
+
+    if n > 1:
+        raise BadOption(f"--weights-plot draws one answer, and --n asks for {n}; leave one out")
+    check_place(path)
+
+
+def write_plot(generation: Generation, path: Path, out: Output) -> None:
+    """What the views weighed along an answer."""
+    from varifocal.evaluation.weighing import drawing, weighing_of, write_picture
+
+    write_picture(drawing(weighing_of(generation)), path)
+    out.note(f"the weights are drawn in {path}")
 
 
 def finished(generation: Generation) -> GenerationResult:

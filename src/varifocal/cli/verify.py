@@ -1,5 +1,6 @@
 """`varifocal verify`: are the texts with a drafter those of plain decoding?"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from varifocal.cli._output import Output
 from varifocal.errors import BadOption
 from varifocal.evaluation.compare import Comparison, Mismatch, compare, requests_of
 from varifocal.evaluation.suites import Case, load_suite
+from varifocal.evaluation.turns import answered
 from varifocal.request import Request
 
 
@@ -55,10 +57,14 @@ def verify(
     Exit code 1: one is not. Give --prompt and --image to compare one request of your own.
     """
     out = Output(output)
-    requests = _requests(suite, ask, limits, sampling)
+    cases = _cases(suite, ask, limits, sampling)
+    requests = _requests(cases, suite, limits, sampling)  # what is wrong with them is found at once
     if suite.sampling == SamplingName.GREEDY:
         note_idle(replace(sampling_from(sampling), temperature=0.0), out)
     engine = engine_from(model, drafting, out)
+    if any(case.later for case in cases):
+        cases = answered(cases, engine.target, limits.max_new_tokens or 0)
+        requests = _requests(cases, suite, limits, sampling)
     with out.progress("comparing", len(requests)) as bar:
 
         def done(request: Request, mismatch: Mismatch | None) -> None:
@@ -71,16 +77,22 @@ def verify(
         raise typer.Exit(1)
 
 
-def _requests(
+def _cases(
     suite: CompareOptions, ask: AskOptions, limits: LimitOptions, sampling: SamplingOptions
-) -> list[Request]:
+) -> list[Case]:
     if is_asked(ask):
         if suite.limit is not None or suite.families or suite.suite != "demo":
             raise BadOption("--prompt, --image and --messages ask one thing; leave out the suite")
         request = request_from(ask, limits, sampling)
-        cases = [Case(id="typed", family="typed", request=replace(request, id="typed"))]
-    else:
-        cases = load_suite(suite.suite, limit=suite.limit, families=names(suite.families))
+        return [Case(id="typed", family="typed", request=replace(request, id="typed"))]
+    return load_suite(
+        suite.suite, limit=suite.limit, families=names(suite.families), with_later=True
+    )
+
+
+def _requests(
+    cases: Sequence[Case], suite: CompareOptions, limits: LimitOptions, sampling: SamplingOptions
+) -> list[Request]:
     return requests_of(
         cases,
         suite.sampling.value,

@@ -100,5 +100,5 @@ class Optimisers:
 
 def _is_hidden_matrix(name: str, weight: nn.Parameter) -> bool:
     """Inside a block: embeddings, the patch filter and output heads are no such maps."""
-    outer = ("embed", "lm_head", "heads.")
+    outer = ("embed", "lm_head", "head.weight", "heads.")
     return weight.ndim == 2 and not any(part in name for part in outer)

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from varifocal.drafters._branches import Branches
 from varifocal.errors import BadOption
 from varifocal.tree import DraftTree
 from varifocal.verify import Verification
@@ -146,30 +147,46 @@ class Arbitration:
         A weighting is right where its heaviest token is; ties for it are misses. Every label is
         hard here.
         """
-        if not self.is_learning:
+        if not self.is_learning or not tokens:
             return
-        for row, token in zip(guesses, tokens, strict=True):
-            named = sorted({guess for guess in row if guess >= 0})
-            votes = np.stack(
-                [self._candidates @ np.array([g == name for g in row]) for name in named]
-                or [np.zeros(len(self._candidates))]
-            )
-            right = np.zeros(len(self._candidates))
-            if token in named:
-                mine = votes[named.index(token)]
-                others = np.delete(votes, named.index(token), axis=0)
-                right = (mine > others.max(0, initial=0.0)).astype(float)
-            if self.rule.policy != "mt":  # candidates are the members alone
-                right = np.where([guess == ABSENT for guess in row], np.nan, right)
-            self._hits.extend(right[None])
-            self._errors.extend(1 - right[None])
+        if self.rule.policy == "mt":
+            pairs = zip(guesses, tokens, strict=True)
+            right = np.stack([self._outvotes(row, token) for row, token in pairs])
+        else:  # candidates are the members alone
+            named = np.array(guesses)
+            right = np.where(named == ABSENT, np.nan, named == np.array(tokens)[:, None])
+        self._hits.extend(right)
+        self._errors.extend(1 - right)
 
-    def learn_trees(self, guesses: Sequence[DraftTree | None], verdict: Verification) -> None:
-        """The same of whole drafts for one round: a tree of each member, None if not asked."""
+    def learn_trees(
+        self,
+        guesses: Sequence[DraftTree | None],
+        verdict: Verification,
+        *,
+        ends_are_misses: bool = True,
+    ) -> None:
+        """The same of whole drafts for one round: a tree of each member, None if not asked.
+
+        Where a tree ends before the text does, it missed the token after its last, or was not asked
+        for it.
+        """
         named = [[] if guess is None else tokens_guessed(guess, verdict) for guess in guesses]
+        if not ends_are_misses:
+            named = [[token for token in own if token != MISSED] for own in named]
         reach = max(map(len, named))
         rows = [[own[k] if k < len(own) else ABSENT for own in named] for k in range(reach)]
         self.learn_guesses(rows, verdict.tokens[:reach])
+
+    def _outvotes(self, row: Sequence[int], token: int) -> Floats:
+        """For each weighting [C], 1 where what the members name for a position gives the token."""
+        named = sorted({guess for guess in row if guess >= 0})
+        if token not in named:
+            return np.zeros(len(self._candidates))
+        votes = np.stack([self._candidates @ np.array([g == name for g in row]) for name in named])
+        mine = votes[named.index(token)]
+        others = np.delete(votes, named.index(token), axis=0)
+        right: Floats = (mine > others.max(0, initial=0.0)).astype(float)
+        return right
 
     def without(self, member: str) -> "Arbitration":
         """The same for the other members, with all that was learnt of them."""
@@ -302,18 +319,20 @@ def tokens_guessed(guess: DraftTree, verdict: Verification) -> list[int]:
     Of several children the likeliest counts, or the first where the tree has no scores. Behind its
     first miss a guess is for another text and says nothing; one that ends has MISSED there.
     """
+    branches = Branches.of(guess)
+    scores = branches.scores
     named: list[int] = []
     node = 0
     for token in verdict.tokens:
-        children = (guess.parents == node).nonzero()[:, 0].tolist()
+        children = branches.below[node]
         if not children:
             return [*named, MISSED]
-        best = 0 if guess.scores is None else int(guess.scores[children].argmax())
-        tokens = guess.tokens[children].tolist()
-        named.append(tokens[best])
-        if token not in tokens:
+        # A drafter lists siblings in its own order, so the first of equals stays.
+        likeliest = max(children, key=lambda t: scores[children[t]] if scores else 0.0)
+        named.append(likeliest)
+        if token not in children:
             break
-        node = children[tokens.index(token)]
+        node = children[token]
     return named
 
 

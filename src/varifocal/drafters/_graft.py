@@ -1,13 +1,17 @@
-"""Two guesses at one text as a single tree under one budget of nodes."""
+"""Several guesses at one text as a single tree under one budget of nodes: grafted, or mixed."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from varifocal.drafters._branches import Branches
 from varifocal.plan import Budget
 from varifocal.tree import DraftTree, Evidence
+
+_NOWHERE = -1  # as a row of evidence: of a node that another guesser drafted
 
 
 def grafted(tree: DraftTree, other: DraftTree, budget: Budget, spent: float) -> DraftTree:
@@ -41,7 +45,63 @@ def grafted(tree: DraftTree, other: DraftTree, budget: Budget, spent: float) -> 
     kept = _best(np.array(scores), budget, spent)
     if len(kept) == own == kept[-1] + 1:
         return tree
-    return _cut(tree, tokens, parents, scores, kept)
+    looked = [n if n < own else _NOWHERE for n in range(len(tokens))]
+    return _cut(tree, tokens, parents, scores, kept, looked)
+
+
+def trimmed(tree: DraftTree, budget: Budget) -> DraftTree:
+    """As many nodes as are allowed, or pay."""
+    assert tree.scores is not None
+    bare = DraftTree(tree.tokens[:1], tree.parents[:1], tree.scores[:1])
+    return grafted(bare, tree, budget, 0.0)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A tree made of several, and which of these have each node."""
+
+    tree: DraftTree
+    owners: list[frozenset[int]]  # numbers of the trees, for each node
+
+
+def mixed(
+    trees: Sequence[DraftTree], weights: Sequence[float], budget: Budget, spent: float
+) -> Mixed:
+    """The union of the trees by the mixture of their laws, cut to what the budget holds or pays.
+
+    All have the same root and scores; a weight above 0 stands for each. What follows a node has the
+    probability sum of w p over the trees that go on there, divided by the sum of their weights:
+    one that ends has no opinion, and takes none of the mass. [TABED, Sec. 4] Evidence is that of
+    the first tree that has any.
+    """
+    parts = [Branches.of(tree) for tree in trees]
+    tokens, parents, scores = [int(trees[0].tokens[0])], [-1], [1.0]
+    places = [dict.fromkeys(range(len(parts)), 0)]  # of each node: where trees that have it do
+    for node, place in enumerate(places):  # level by level, for it grows on the way
+        speaking = sum(weights[n] for n, at in place.items() if parts[n].below[at])
+        shares: dict[int, float] = {}
+        below: dict[int, dict[int, int]] = {}
+        for n, at in place.items():
+            for token, child in parts[n].below[at].items():
+                shares[token] = shares.get(token, 0.0) + weights[n] * _step(parts[n], at, child)
+                below.setdefault(token, {})[n] = child
+        for token, share in shares.items():
+            tokens.append(token)
+            parents.append(node)
+            scores.append(scores[node] * min(share / speaking, 1.0))
+            places.append(below[token])
+    kept = _best(np.array(scores), budget, spent)
+    source = next((n for n, tree in enumerate(trees) if tree.evidence is not None), 0)
+    looked = [place.get(source, _NOWHERE) for place in places]
+    tree = _cut(trees[source], tokens, parents, scores, kept, looked)
+    return Mixed(tree, [frozenset(places[n]) for n in kept])
+
+
+def _step(part: Branches, parent: int, child: int) -> float:
+    """Probability of a child, given its parent."""
+    assert part.scores is not None
+    above = part.scores[parent]
+    return min(part.scores[child] / above, 1.0) if above > 0 else 0.0
 
 
 def _best(scores: "np.typing.NDArray[np.float64]", budget: Budget, spent: float) -> list[int]:
@@ -54,24 +114,30 @@ def _best(scores: "np.typing.NDArray[np.float64]", budget: Budget, spent: float)
 
 
 def _cut(
-    tree: DraftTree, tokens: list[int], parents: list[int], scores: list[float], kept: list[int]
+    tree: DraftTree,
+    tokens: list[int],
+    parents: list[int],
+    scores: list[float],
+    kept: list[int],
+    looked: list[int],
 ) -> DraftTree:
+    """Some nodes of a union; where `tree` looked for each of all, its row there is given."""
     new = {old: n for n, old in enumerate(kept)} | {-1: -1}
-    device = tree.tokens.device
+    device, evidence = tree.tokens.device, tree.evidence
     return replace(
         tree,
         tokens=torch.tensor([tokens[n] for n in kept], device=device),
         parents=torch.tensor([new[parents[n]] for n in kept], device=device),
         scores=torch.tensor([scores[n] for n in kept], device=device),
-        evidence=None if tree.evidence is None else _looks(tree.evidence, len(tree), kept),
+        evidence=None if evidence is None else _looks(evidence, [looked[n] for n in kept]),
     )
 
 
-def _looks(evidence: Evidence, own: int, kept: list[int]) -> Evidence:
-    index = torch.tensor([n if n < own else 0 for n in kept], device=evidence.entries.device)
-    foreign = torch.tensor([n >= own for n in kept], device=evidence.entries.device)[:, None]
+def _looks(evidence: Evidence, rows: list[int]) -> Evidence:
+    index = torch.tensor(rows, device=evidence.entries.device)
+    foreign = (index == _NOWHERE)[:, None]
 
-    def pick(rows: Tensor, nothing: int | float) -> Tensor:
-        return rows[index].masked_fill(foreign, nothing)
+    def pick(values: Tensor, nothing: int | float) -> Tensor:
+        return values[index.clamp(min=0)].masked_fill(foreign, nothing)
 
     return Evidence(pick(evidence.entries, -1), pick(evidence.weights, 0.0))

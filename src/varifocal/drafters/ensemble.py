@@ -10,7 +10,7 @@ likeliest tokens, and `verify.follow` is exact for any draft.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -68,6 +68,8 @@ class EnsembleState:
     # each of the last tokens of `unread`.
     judged: list[_Position] = field(default_factory=list)
     awaited: deque[_Position] = field(default_factory=lambda: deque(maxlen=_AWAITED))
+    decided: int = 1  # tokens of the text, the root's included
+    begins: list[int] = field(default_factory=list)  # how many before each block of `weights`
 
     @property
     def weights(self) -> list[dict[str, float]]:
@@ -204,11 +206,7 @@ class EnsembleDrafter(Drafter[EnsembleState]):
 
     def start(self, prompt: Prompt, prefill: Forward, root: int) -> EnsembleState:
         """Read the prompt in every view. Captions are made here, once."""
-        config = self.config
-        captioner = self._captioner
-        if captioner is None and "C" in config.views:
-            captioner = ChatCaptioner(self.model, config.caption_prompt, config.caption_tokens)
-        views = open_views(self.model, prompt, config.views, captioner)
+        config, views = self.config, self._opened(prompt)
         asked = ""
         if config.policy == "random":
             asked = f"{prompt.request.sampling.seed} {prompt.tokens.tolist()}"
@@ -224,6 +222,7 @@ class EnsembleDrafter(Drafter[EnsembleState]):
         if not state.views.names or not self._reads(root):
             return DraftTree.chain([root], self.target.device)
         first = self._read(state, root)
+        state.begins.append(state.decided)
         weights = torch.tensor(state.arbitration.choose(), device=first.laws.device)
 
         def mixed(level: _Level) -> Scored:
@@ -239,6 +238,7 @@ class EnsembleDrafter(Drafter[EnsembleState]):
     def observe(self, state: EnsembleState, verdict: Verification, seen: Forward) -> None:
         """Keep what was read of the text, and the laws before each token of it."""
         root, state.root = state.root, verdict.tokens[-1]
+        state.decided += len(verdict.tokens)
         levels, state.levels = state.levels, []
         if not state.views.names:
             return
@@ -247,7 +247,8 @@ class EnsembleDrafter(Drafter[EnsembleState]):
             sizes = [0, *(len(level.tokens) for level in levels[1:])]
             begins = accumulate(sizes)
             state.views.keep([begin + row for begin, row in zip(begins, rows[1:], strict=False)])
-        learns = state.arbitration.is_learning
+        # Rounds that it was told of late have no logits; what they say no weight can follow from.
+        learns = state.arbitration.is_learning and seen.logits.shape[-1] > 0
         before = [root, *verdict.tokens]
         for k, token in enumerate(verdict.tokens):
             position = _Position(token, seen.logits[k])
@@ -261,7 +262,26 @@ class EnsembleDrafter(Drafter[EnsembleState]):
             if learns:
                 (state.judged if is_read else state.awaited).append(position)
 
+    @torch.inference_mode()
+    def laws_along(
+        self, prompt: Prompt, text: Sequence[int]
+    ) -> tuple[list[str], Float[Tensor, "P m V"]]:
+        """Names of the views, and what each holds likely before every token of an answer but one.
+
+        That is the first, which is the target's. It ends where the draft model lacks a token. All
+        is read anew: for looking at what was drafted, not for drafting.
+        """
+        views = self._opened(prompt)
+        known = list(takewhile(self._reads, text[:-1]))
+        return views.names, self._laws(views.read(self.model, known))
+
     # -- joinery -------------------------------------------------------------------------------
+
+    def _opened(self, prompt: Prompt) -> Reading:
+        config, captioner = self.config, self._captioner
+        if captioner is None and "C" in config.views:
+            captioner = ChatCaptioner(self.model, config.caption_prompt, config.caption_tokens)
+        return open_views(self.model, prompt, config.views, captioner)
 
     def _read(self, state: EnsembleState, root: int) -> _Level:
         """The decided text up to the root, and what is learnt on the way."""

@@ -110,6 +110,7 @@ class LookaheadDrafter(Drafter[_Trie]):
 
     name: ClassVar[str] = "lookahead"
     pictures: ClassVar[str] = "skips them: n-grams of text only"
+    is_free: ClassVar[bool] = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Drafter.Config):

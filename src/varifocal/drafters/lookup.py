@@ -62,6 +62,7 @@ class LookupDrafter(Drafter[_Text]):
 
     name: ClassVar[str] = "lookup"
     pictures: ClassVar[str] = "skips them: copies from text only"
+    is_free: ClassVar[bool] = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Drafter.Config):

@@ -33,6 +33,7 @@ from varifocal.evaluation.lead import find_lead
 from varifocal.evaluation.machine import git_commit, machine_info
 from varifocal.evaluation.ngram import Walk, demo_answers, ngram_walks
 from varifocal.evaluation.suites import Case
+from varifocal.evaluation.turns import answered
 from varifocal.request import Request
 from varifocal.sampling import Sampling
 from varifocal.targets._hf import HFTarget
@@ -83,6 +84,7 @@ def run_bench(
 ) -> BenchResult:
     """Decode every case with every entry, `repeats` times, in rotating order.
 
+    What the target answers before a later turn of a conversation is decoded first, untimed.
     With a `journal` the runs are kept in that file request by request, and those that it has are
     not made again; `is_fresh` forgets them. Raises BadOption if it holds another benchmark.
     `clock` takes the place of the one that the settings name, for tests.
@@ -92,8 +94,9 @@ def run_bench(
     if config.clock == "cpu" and target.device.type != "cpu":
         raise BadOption(f"CPU time does not see the work of {target.device}; take --clock wall")
     entries = parse_drafters(config.drafters)
-    requests = [_request(case, config) for case in cases]
     with _threads(config.threads):
+        cases = answered(cases, target, config.max_new_tokens)
+        requests = [_request(case, config) for case in cases]
         contestants = load_contestants(
             entries, target, clock or config_clock(config), config.assistant
         )
@@ -256,6 +259,7 @@ def _result(
             min(len(own) for own in members.values()),
         ),
         sittings=len(journal.sittings),
+        entries={entry.text: entry.given for entry in entries if entry.given},
     )
 
 

@@ -1,4 +1,8 @@
-"""What takes part in a benchmark: `name:option=value:...`, one entry per row of the table."""
+"""What takes part in a benchmark: `name:option=value:...`, one entry per row of the table.
+
+`fast=true` and `label=NAME` are options of the bench itself: packed weights, and what the rows are
+called. `{model}` stands for the draft model that `--draft-model` names.
+"""
 
 import re
 from collections.abc import Sequence
@@ -9,12 +13,13 @@ from varifocal.drafters import drafter_class, drafter_names
 from varifocal.drafters._weights import shipped_weights
 from varifocal.engine import parse_options
 from varifocal.errors import BadOption
-from varifocal.evaluation.lead import is_outside
+from varifocal.evaluation.lead import is_outside, is_plain
 from varifocal.evaluation.peers import parse_peer_options, peer_names
 from varifocal.target import Target
 
 _OPTION = r"[A-Za-z_]\w*="
 ALL = "all"
+MODEL = "{model}"
 _OUTSIDE = ("hf-generate", "hf-prompt-lookup")  # of "all": those that need nothing else
 _YES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -23,8 +28,9 @@ _YES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": 
 class Entry:
     """One way of decoding, as the user wrote it."""
 
-    text: str  # as given: the name of its rows
+    text: str  # the name of its rows: its label, else as given
     name: str  # of a drafter, its module or folder, or of an outside baseline
+    given: str = ""  # as given, where there is a label
     options: dict[str, Any] = field(default_factory=dict)
     is_fast: bool = False  # on packed weights; the bench's own option
 
@@ -60,6 +66,19 @@ def expand_all(text: str, target: Target | None = None) -> str:
     return ",".join(piece for piece in pieces if piece != ALL)
 
 
+def with_model(text: str, model: str) -> str:
+    """The list with the draft model in the place of `{model}`; "" takes the one that is shipped.
+
+    Raises BadOption for a model that no entry asks for.
+    """
+    if model and MODEL not in text:
+        raise BadOption(
+            f"--draft-model has no effect: no entry has {MODEL} in it, as those of the presets of "
+            "TABED have and as ensemble{model}:views=MT would"
+        )
+    return text.replace(MODEL, f":model={model}" if model else "")
+
+
 def everything(target: Target | None = None) -> list[str]:
     """Our drafters that can run as they are: plain first, then those without weights, the rest."""
     known = {name: drafter_class(name).needs.startswith("nothing") for name in drafter_names()}
@@ -81,9 +100,11 @@ def parse_drafters(text: str) -> list[Entry]:
     pieces = _pieces(text)
     if not pieces:
         raise BadOption("no drafter is named; give for instance plain,lookup")
-    if repeated := sorted({p for p in pieces if pieces.count(p) > 1}):
+    entries = [_entry(piece) for piece in pieces]
+    rows = [entry.text for entry in entries]
+    if repeated := sorted({row for row in rows if rows.count(row) > 1}):
         raise BadOption(f"{', '.join(repeated)} is named twice; one row each is enough")
-    return _with_baselines([_entry(piece) for piece in pieces])
+    return _with_baselines(entries)
 
 
 def _pieces(text: str) -> list[str]:
@@ -114,7 +135,23 @@ def _entry(text: str) -> Entry:
             )
         return Entry(text=text, name=name, options=parse_peer_options(name, given))
     is_fast = _yes(text, given.pop("fast", "false"))
-    return Entry(text=text, name=name, options=parse_options(name, given), is_fast=is_fast)
+    label = _label(text, name, given.pop("label", None))
+    options = parse_options(name, given)
+    return Entry(
+        text=label or text, name=name, given=text if label else "", options=options, is_fast=is_fast
+    )
+
+
+def _label(entry: str, name: str, label: str | None) -> str:
+    """What the rows are called, if not as the entry is written."""
+    if label is None:
+        return ""
+    if not label.strip() or name == "plain" or is_plain(label) or is_outside(label):
+        raise BadOption(
+            f"{entry}: a label must be a name, and neither be that of a plain loop or outside "
+            "baseline nor be given to one"
+        )
+    return label.strip()
 
 
 def _yes(entry: str, value: str) -> bool:

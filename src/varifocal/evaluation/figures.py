@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from varifocal.evaluation.experiment import Outcome
 from varifocal.evaluation.kinds import DEFINITIONS, Breakdown, Counts, pooled
 from varifocal.evaluation.lead import Lead, interval, is_outside
 from varifocal.result import GenerationResult
@@ -104,7 +105,7 @@ class Row:
     acceptance_histogram: list[int]  # rounds that delivered exactly j drafted tokens
     acceptance_by_position: list[float]  # share of rounds that accepted at least j + 1
     prefill_share: float  # of end-to-end time: pictures, tokens, prefill
-    seconds: dict[str, float]  # sums over requests: decode, total
+    seconds: dict[str, float]  # sums over requests: decode; in it start, building states; total
     ngram_tau: float  # of an n-gram table on the same texts
     draft_memory_mib: float  # weights and state
     draft_weights_mib: float
@@ -159,6 +160,8 @@ class BenchResult:
     sittings: int = 1  # in how many goes it was measured; each request in one of them
     rule: str = RULE
     definitions: dict[str, str] = field(default_factory=lambda: dict(DEFINITIONS))
+    entries: dict[str, str] = field(default_factory=dict)  # label: the entry as given
+    outcome: Outcome | None = None  # the table of a paper that was measured again
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON of `varifocal bench --json`."""
@@ -216,7 +219,11 @@ def row_of(
         acceptance_histogram=histogram,
         acceptance_by_position=by_position(histogram),
         prefill_share=1 - decode / total if total else 0.0,
-        seconds={"decode": decode, "total": total},
+        seconds={
+            "decode": decode,
+            "total": total,
+            "start": sum(run.result.prefill.draft_seconds for run in runs),
+        },
         ngram_tau=ngram_tau,
         draft_memory_mib=weights + (state or 0.0),
         draft_weights_mib=weights,

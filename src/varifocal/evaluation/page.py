@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from varifocal.evaluation import sheet
 from varifocal.evaluation.charts import (
     Curve,
     Item,
@@ -64,6 +65,7 @@ def page(result: BenchResult) -> str:
         mark=mark, same_texts=same_texts, marks=MARKS, verdict=verdict, colours=COLOURS,
         series=drafting(result), sample=sample, names=NAMES, definitions=result.definitions,
         parts=list(zip(PARTS, _PART_COLOURS, strict=True)), splits=list(splits(result)),
+        outcome=result.outcome, sheet=sheet,
         **{name: _drawn(drawings) for name, drawings in _charts(result).items()},
     )  # fmt: skip
 

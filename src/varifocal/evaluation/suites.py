@@ -1,16 +1,17 @@
 """Suites of requests to compare and measure on: the demo's drawn pictures, or a JSONL file.
 
-A line of a file holds `messages` (OpenAI's chat format with picture parts) and may hold `id`,
-`family`, `images` (paths relative to the file, for picture parts without a path), `reference` and
-`max_new_tokens`. A folder stands for the `suite.jsonl` in it.
+A line of a file holds `messages` (OpenAI's chat format with picture parts) and may hold `later`
+(what the user says after the answer), `id`, `family`, `images` (paths relative to the file, for
+picture parts without a path), `reference` and `max_new_tokens`. A folder stands for the
+`suite.jsonl` in it.
 """
 
 import codecs
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,25 @@ from varifocal.request import Message, Request, ask
 MAX_NEW_TOKENS = 200
 DEMO_LIMIT = 20  # requests a family, where the caller names no limit
 FILE = "suite.jsonl"  # what a folder holds
+SCENARIOS = "scenarios"  # the suite of `evaluation.scenarios`
+LATER = "later"  # the field of a line with the user's next turns
 _SHOWN = 20  # bad lines that an error lists
 _MAX_LINE = 2 * MAX_BYTES  # a picture in base64 takes a third more than its file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One request of a suite, with what is known of its answer."""
+    """One request of a suite, with what is known of its answer.
+
+    With `later` it is the last turn of a conversation that begins with `request`: what the target
+    answers before it is not known until it is asked (`turns.answered`).
+    """
 
     id: str
     family: str
     request: Request
-    reference: str | None = None  # the right answer
+    later: tuple[Message, ...] = ()  # the user's turns after the request's
+    reference: str | None = None  # the right answer, to the last turn
     fields: tuple[str, ...] = ()  # its parts that cannot be known without looking at the picture
 
 
@@ -63,19 +71,29 @@ def load_suite(
     limit: int | None = None,
     families: Sequence[str] = (),
     split: Split = "test",
+    with_later: bool = False,
 ) -> list[Case]:
-    """The cases of "demo", of a JSONL file or of a folder, family by family, `limit` of each.
+    """The cases of "demo", "scenarios", a JSONL file or a folder, by family, `limit` of each.
 
-    Without `limit` a file gives all its lines and the demo `DEMO_LIMIT` pictures a family. Every
+    Without `limit` a file gives all its lines and the drawn suites a fixed number a family. Every
     line of a file is checked, and the pictures of those that are used are decoded, before
     anything is returned; BadArtifact lists all bad lines at once. The demo's pictures are by
     default those of its test split, on which nothing was trained or tuned.
+
+    `with_later` gives turns that follow on an answer as well, as cases with `later`: those of a
+    file as families of their own, such as "chat/2".
     """
     if limit is not None and limit < 1:
         raise BadOption(f"limit must be at least 1 request a family, got {limit}")
     if name == "demo":
         return _demo_cases(DEMO_LIMIT if limit is None else limit, families, split)
-    return _file_cases(suite_file(name), limit, families)
+    if name == SCENARIOS:
+        # Imported here: it builds on `Case`.
+        from varifocal.evaluation import scenarios
+
+        chosen = _chosen(families, scenarios.names(with_later=with_later), SCENARIOS)
+        return scenarios.cases(chosen, limit)
+    return _file_cases(suite_file(name), limit, families, with_later)
 
 
 def examine(name: str | Path) -> Reading:
@@ -134,7 +152,9 @@ def _chosen(wanted: Sequence[str], known: Sequence[str], suite: str) -> Sequence
     return list(dict.fromkeys(wanted)) or known
 
 
-def _file_cases(path: Path, limit: int | None, families: Sequence[str]) -> list[Case]:
+def _file_cases(
+    path: Path, limit: int | None, families: Sequence[str], with_later: bool
+) -> list[Case]:
     def is_wanted(family: str, number: int) -> bool:
         return (not families or family in families) and (limit is None or number <= limit)
 
@@ -150,7 +170,28 @@ def _file_cases(path: Path, limit: int | None, families: Sequence[str]) -> list[
         )
     known = list(reading.families)
     _chosen(families, known, str(path))
-    return sorted(reading.cases, key=lambda case: known.index(case.family))
+    ordered = sorted(reading.cases, key=lambda case: known.index(case.family))
+    by_family = (list(own) for _, own in groupby(ordered, key=lambda case: case.family))
+    return [turn for own in by_family for turn in _turns(own, with_later)]
+
+
+def _turns(cases: Sequence[Case], with_later: bool) -> list[Case]:
+    """Conversations turn by turn: all first turns, then all second ones, and so on."""
+    made = [replace(case, later=()) for case in cases]
+    longest = max(len(case.later) for case in cases) if with_later else 0
+    for number in range(1, longest + 1):
+        made += [
+            replace(
+                case,
+                id=f"{case.id}/{number + 1}",
+                family=f"{case.family}/{number + 1}",
+                later=case.later[:number],
+                reference=None,
+            )
+            for case in cases
+            if len(case.later) >= number
+        ]
+    return made
 
 
 def _read(path: Path, is_wanted: Callable[[str, int], bool], *, keep: bool = True) -> Reading:
@@ -237,11 +278,15 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_line(
     raw: object, folder: Path, *, number: int = 1, load: LoadPicture = open_picture
 ) -> Case:
-    """The case in a parsed line; paths start from `folder`. Raises BadArtifact and its like."""
+    """The case in a parsed line; paths start from `folder`. Raises BadArtifact and its like.
+
+    Its reference is the answer to `messages`, also where there is a `later`.
+    """
     if not isinstance(raw, dict):
         raise BadArtifact("wanted a JSON object")
-    if unknown := [key for key in raw if key not in LINE_KEYS]:
-        raise BadArtifact(f"unknown field {', '.join(unknown)}; known are {', '.join(LINE_KEYS)}")
+    known = (*LINE_KEYS, LATER)
+    if unknown := [key for key in raw if key not in known]:
+        raise BadArtifact(f"unknown field {', '.join(unknown)}; known are {', '.join(known)}")
     if "messages" not in raw:
         raise BadArtifact("messages are missing")
     pictures = raw.get("images", [])
@@ -258,12 +303,25 @@ def read_line(
     if not isinstance(budget, int) or isinstance(budget, bool):
         raise BadArtifact(f"max_new_tokens must be a count, got {budget!r:.60}")
     name = raw.get("id") or f"line-{number}"
-    messages = read_messages(raw["messages"], folder, pictures=pictures, load=load)
+    asked, later = raw["messages"], raw.get(LATER, [])
+    if not isinstance(later, list) or any(
+        not isinstance(turn, dict) or turn.get("role") != "user" for turn in later
+    ):
+        raise BadArtifact(
+            f"{LATER} must be a list of messages of the user; the target gives the answers between"
+        )
+    whole = [*asked, *later] if isinstance(asked, list) else asked
+    messages = read_messages(whole, folder, pictures=pictures, load=load)
     _check_answers(messages)
+    first = len(messages) - len(later)
+    request = Request(messages=messages[:first], max_new_tokens=budget, id=name)
+    for turn in messages[first:]:
+        replace(request, messages=(turn,))  # a turn without text is refused here
     return Case(
         id=name,
         family=raw.get("family") or "all",
-        request=Request(messages=messages, max_new_tokens=budget, id=name),
+        request=request,
+        later=messages[first:],
         reference=reference,
     )
 

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from varifocal.evaluation.experiment import Figure
 from varifocal.evaluation.figures import BenchResult, Mean, Row
 from varifocal.evaluation.lead import FEW
 
@@ -90,6 +91,8 @@ def notes(result: BenchResult) -> Iterator[str]:
             "Entries on packed weights are compared with plain decoding on packed weights "
             "(plain:fast=true); that row shows what packing alone brings."
         )
+    for label, given in result.entries.items():
+        yield f"{label}: {given}"
     if any(row.drafter.startswith("hf-") for row in result.rows):
         yield (
             "hf-*: transformers' generate; decode time starts when its first tokens arrive, and "
@@ -143,7 +146,7 @@ def _mean_line(drafter: str, mean: Mean) -> Line:
     )
 
 
-def verdict(counts: Row | Mean) -> str:
+def verdict(counts: Row | Mean | Figure) -> str:
     """What became of the texts, in words."""
     if not counts.is_compared:
         return "other random draws"

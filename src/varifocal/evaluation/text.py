@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import Any
 
+from varifocal.evaluation import sheet
+from varifocal.evaluation.experiment import ALL, Figure
 from varifocal.evaluation.figures import BenchResult
 from varifocal.evaluation.grid import (
     MARKS,
@@ -17,13 +19,9 @@ from varifocal.evaluation.grid import (
     is_best,
     mark,
 )
+from varifocal.evaluation.sheet import escaped
 from varifocal.evaluation.story import story
 from varifocal.evaluation.table import heading, markdown, verdict
-
-_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "×": r"$\times$", "–": "--", "…": r"\ldots{}", "°": r"$^\circ$",
-}  # fmt: skip
 
 
 def markdown_page(result: BenchResult, alt: str) -> str:
@@ -31,12 +29,19 @@ def markdown_page(result: BenchResult, alt: str) -> str:
     facts = [f"- {name}: {value}" for name, value in facts_of(result).items()]
     defined = [f"- {name}: {text}" for name, text in result.definitions.items()]
     return "\n".join(
-        ["# varifocal bench", "", f"**{heading(result)}**", "", *_spaced(story(result)),
-         f"![{alt}](bench.png)", "", *_paper_table(result), "",
+        ["# varifocal bench", "", f"**{heading(result)}**", "", *_outcome(result),
+         *_spaced(story(result)), f"![{alt}](bench.png)", "", *_paper_table(result), "",
          "tau / decode speed-up; bold: the best of a column. " + MARKS, "", "## All rows", "",
          markdown(result), "## Kinds of tokens and stages", "", *defined, "", "## Measured with",
          "", *facts, ""]
     )  # fmt: skip
+
+
+def _outcome(result: BenchResult) -> list[str]:
+    if result.outcome is None:
+        return []
+    source = result.outcome.experiment.source
+    return [f"## {source}, measured here", "", *sheet.markdown(result.outcome), "## What leads", ""]
 
 
 def _spaced(sentences: Sequence[str]) -> list[str]:
@@ -70,11 +75,14 @@ def _markdown_gain(cell: Cell) -> str:
 
 def latex(result: BenchResult) -> str:
     """A table for a paper; it needs booktabs and nothing else."""
+    if result.outcome is not None:
+        where = [f"% {heading(result)}", f"% commit {result.commit}, seed {result.seed}"]
+        return "\n".join([*where, *sheet.latex(result.outcome)])
     columns, grid = columns_of(result), grid_of(result)
     tau, gain = best_of(result, "tau"), best_of(result, "decode_speedup")
     rows = []
     for entry, cells in grid.items():
-        made = [_escaped(entry)]
+        made = [escaped(entry)]
         for column, cell in cells.items():
             a, b = f"{cell.tau:.2f}", _latex_gain(cell)
             if is_best(result, tau, entry, column, "tau"):
@@ -90,10 +98,10 @@ def latex(result: BenchResult) -> str:
         [f"% {heading(result)}", f"% commit {result.commit}, seed {result.seed}",
          f"% texts against plain decoding: {texts}",
          r"\begin{tabular}{l" + "rr" * len(columns) + "}", r"\toprule",
-         " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{_escaped(c)}}}" for c in columns)]) + r" \\",
+         " & ".join(["", *(rf"\multicolumn{{2}}{{c}}{{{escaped(c)}}}" for c in columns)]) + r" \\",
          " ".join(rf"\cmidrule(lr){{{a}-{b}}}" for a, b in ends),
          " & ".join(["Method", *[r"$\tau$ & $\times$"] * len(columns)]) + r" \\", r"\midrule",
-         *rows, r"\midrule", " & ".join([_escaped(NGRAM), *floor]) + r" \\", r"\bottomrule",
+         *rows, r"\midrule", " & ".join([escaped(NGRAM), *floor]) + r" \\", r"\bottomrule",
          r"\end{tabular}", ""]
     )  # fmt: skip
 
@@ -108,28 +116,44 @@ def _latex_gain(cell: Cell) -> str:
     return rf"{gain}$^{{\approx {cell.near_tie}}}$" if cell.near_tie else gain
 
 
-def _escaped(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
-
-
 def csv_file(result: BenchResult) -> str:
     """A line per entry and family, then the means; each with where it was measured."""
     content = result.to_dict()
     rows, means, lead = content.pop("rows"), content.pop("means"), content.pop("lead")
-    del content["rule"], content["definitions"]
+    entries = content.pop("entries")
+    del content["rule"], content["definitions"], content["outcome"]
     where = _flat(content, "bench.")
-    made = [{"kind": "family"} | _flat(row) | where for row in rows]
+    known = _figures(result)
+    made = [
+        {"kind": "family"} | _flat(row) | known.get((row["drafter"], row["family"]), {}) | where
+        for row in rows
+    ]
     for drafter, mean in means.items():
         gap = (lead or {"over": {}})["over"].get(drafter, {})
-        made.append(
-            {"kind": MEAN, "drafter": drafter} | _flat(mean) | _flat(gap, "lead_over_it.") | where
-        )
+        own = _flat(mean) | _flat(gap, "lead_over_it.") | known.get((drafter, ALL), {})
+        made.append({"kind": MEAN, "drafter": drafter} | own | where)
+    for line in made:
+        line["given"] = entries.get(line["drafter"], line["drafter"])
     text = StringIO()
     names = dict.fromkeys(name for line in made for name in line)
     writer = csv.DictWriter(text, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(made)
     return text.getvalue()
+
+
+def _figures(result: BenchResult) -> dict[tuple[str, str], dict[str, Any]]:
+    """What a paper's table has besides, by entry and column."""
+    figures: tuple[Figure, ...] = () if result.outcome is None else result.outcome.figures
+    return {
+        (figure.drafter, figure.family): {
+            "outcome.rank": figure.rank,
+            "outcome.latency_ratio": figure.latency_ratio,
+            "outcome.expected_speedup": figure.expected_speedup,
+            "outcome.verify_ratio": figure.verify_ratio,
+        }
+        for figure in figures
+    }
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Where a checkpoint's files are: a folder, the hub, or the copy fetched from it before."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from varifocal.errors import UnsupportedTarget
@@ -9,12 +10,13 @@ from varifocal.targets._refuse import first_line
 logger = logging.getLogger(__name__)
 
 
-def place_of(name_or_path: str) -> str:
+def place_of(name_or_path: str, *, shipped: Sequence[str] = ("demo",)) -> str:
     """What to load from: the folder or hub id itself, or the copy of a hub that is out of reach.
 
     The hub is asked once, and waited for as long as HF_HUB_ETAG_TIMEOUT says (10 s). transformers
     alone would ask for every file that is not here, six times each, for 23 seconds without a
-    network. Raises UnsupportedTarget where there is neither a folder, nor a hub, nor a copy.
+    network. Raises UnsupportedTarget where there is neither a folder, nor a hub, nor a copy; the
+    error offers what is `shipped`.
     """
     if Path(name_or_path).is_dir():
         return name_or_path
@@ -36,10 +38,11 @@ def place_of(name_or_path: str) -> str:
                 name_or_path, allow_patterns=["config.json"], local_files_only=True
             )
         except LocalEntryNotFoundError:
+            names = " or ".join(f'"{name}"' for name in shipped)
             raise UnsupportedTarget(
                 f"{name_or_path!r} is no folder here, was not fetched before, and the hub cannot "
                 f"be reached ({first_line(error)}). Give a folder, a hub id that was fetched "
-                'before, or "demo"; or go online once'
+                f"before, or {names}; or go online once"
             ) from error
         logger.info("the hub cannot be reached: %s is read from %s", name_or_path, copy)
         return str(copy)
