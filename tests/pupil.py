@@ -40,7 +40,7 @@ def _zero() -> dict[int, int]:
 def solve(prompt: list[int], canvas: list[int]) -> torch.Tensor:
     """Right and sure near the first mask; beyond, a guess in the right form, and where it ends."""
     first_word = byte_tokenizer().decode(prompt).split(" ")[0]
-    answer = _answers(first_word)[tuple(prompt)]
+    answer = _answers(first_word).get(tuple(prompt), [])
     first = canvas.index(MASK) if MASK in canvas else len(canvas)
     says, confidence = [], []
     for position in range(len(canvas)):

@@ -8,10 +8,12 @@ from pathlib import Path
 import published
 import pytest
 from checkpoints import built
+from pupil import Pupil
 from tiny import picture
 from typer.testing import CliRunner
 
 from varifocal.cli import app
+from varifocal.diffusion import gates, samplers
 from varifocal.evaluation.importers import find_layout, layout_names
 from varifocal.evaluation.presets import GENERAL, presets
 from varifocal.evaluation.scenarios import GROUPS
@@ -29,6 +31,17 @@ TINY = {
     r"--drafters (\S+)": r"--drafters \1 --dtype float32",
     r"my-drafter --suite": "my-drafter --set nodes=4 --suite",
 }
+
+
+def short(command: str) -> str:
+    """Of the page on diffusion: short answers on short canvases, few gates."""
+    command = re.sub(r"\b(lookup,chain|lookup|chain)\b(?!-)", "compare", command)
+    if "--canvas" in command:
+        command = re.sub(r"--canvas \d+", "--canvas 8", command)
+    elif " replay " not in command:
+        command += " --canvas 8"
+    more = {" bench ": " --timed-items 1 --gates cvc --samplers own", " verify ": " --sample 1"}
+    return command + "".join(text for word, text in more.items() if word in command)
 
 
 def blocks(page: Path, kind: str) -> list[str]:
@@ -134,6 +147,25 @@ def test_every_family_of_the_scenarios_and_every_preset_has_its_place_on_the_pag
             assert f"`{family}`" in said
     for name in presets():
         assert f"`{name}`" in said or name in GENERAL
+
+
+def test_code_and_commands_of_the_page_on_diffusion_run(workplace, monkeypatch):
+    monkeypatch.setattr(
+        "varifocal.diffusion.loading.load_denoiser", lambda place, **options: Pupil(str(place))
+    )
+    few = {"cvc": ["cvc"], "sched": ["sched"]}
+    monkeypatch.setattr("varifocal.diffusion.evaluation.tune.grids", lambda: few)
+    page = DOCS / "diffusion.md"
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), {})
+    for command in commands(page):
+        run(short(command), DOCS)
+
+
+def test_every_gate_and_sampler_has_a_row_on_the_page_on_diffusion():
+    named = re.findall(r"^\| (`.+?) \|", (DOCS / "diffusion.md").read_text("utf-8"), re.MULTILINE)
+    listed = set(re.findall(r"`(\w+)`", " ".join(named)))
+    assert {*gates.names(), *samplers.names()} <= listed
 
 
 def test_every_layout_has_a_row_on_the_page_on_suites():

@@ -171,6 +171,24 @@ def test_bench_writes_json_and_markdown(llama, tmp_path):
     assert len({line.count("|") for line in table.strip().splitlines()}) == 1
 
 
+def test_the_tiny_model_reads_texts_with_answers_and_is_marked(monkeypatch, tmp_path):
+    from varifocal.demo.long_context import LongPlan, new_model, new_tokenizer
+
+    tokenizer = new_tokenizer()
+    plan = LongPlan(hidden=32, inner=48, layers=2, heads=2, kv_heads=1)
+    new_model(plan, tokenizer).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr("varifocal.sparse.decoding._TINY_FOLDER", tmp_path)
+    ran = run(
+        *("bench", "--contexts", 100, "--tasks", "copy", "--samples", 2, "--json", "-"),
+        *("--selectors", "quest", "--predictors", "last", "--tokens", 3, *COMMON, "--one-thread"),
+    )
+    assert ran.exit_code == 0, ran.stderr
+    (row,) = json.loads(ran.stdout)["rows"]
+    assert row["texts"] == ["copy", "copy"] and 0 <= row["accuracy"] <= 1
+    assert 0 <= row["accuracy_dense"] <= 1 and row["contention"] == 2  # one queue takes turns
+
+
 @pytest.mark.parametrize(
     "words,wrong",
     [

@@ -22,8 +22,10 @@ from tabled import (
 from varifocal.diffusion._reference import aligned_logits, decode, laid
 from varifocal.diffusion.decode import Decoding, generate
 from varifocal.diffusion.denoiser import Denoiser
+from varifocal.diffusion.gate import Exit, Gate
 from varifocal.diffusion.result import DiffusionResult
 from varifocal.diffusion.schedule import Plan, dream_count, dream_rates
+from varifocal.diffusion.view import View
 from varifocal.errors import BadArtifact, BadOption, BadRequest
 from varifocal.sampling import Sampling
 
@@ -351,6 +353,37 @@ def test_an_interrupt_inside_a_forward_leaves_a_whole_state(at: int):
     )
     (again,) = run(denoiser, [ids_of("??")])
     assert again.text == "abcdefghij"
+
+
+def test_an_interrupt_inside_a_step_takes_it_back():
+    """As late as it can come: everything was decided, and the text was about to be told."""
+    decoding = Decoding(
+        Tabled(paced), [ids_of("??")], format=None, plan=Plan(canvas=10), gate="full"
+    )
+    (live,) = decoding._live
+
+    def interrupted(state: object) -> dict[str, object]:
+        if live.row.step == 10:
+            raise KeyboardInterrupt
+        return {}
+
+    decoding.gate.told = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        list(decoding)
+    (result,) = decoding.results()
+    assert result.finish == "cancelled" and result.nfe == 9 and live.row.decided.masked.sum() == 1
+    assert MASK not in result.token_ids
+
+
+def test_a_gate_may_not_fill_with_what_it_does_not_read():
+    class Hasty(Gate[None]):
+        name, reads_canvas = "hasty", False
+
+        def observe(self, state: None, view: View) -> Exit | None:
+            return Exit(reason="now")
+
+    with pytest.raises(ValueError, match="the gate hasty fills what it says it does not read"):
+        run(Tabled(scripted(("x" * 22, 0.5))), [[5]], gate=Hasty())
 
 
 # -- what cannot be asked for --------------------------------------------------------------------

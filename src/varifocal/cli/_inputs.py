@@ -21,6 +21,7 @@ from varifocal.cli._options import (
 from varifocal.cli._output import Output
 from varifocal.engine import Engine, find_dtype, load, open_target, parse_options, set_threads
 from varifocal.errors import BadOption, BadRequest
+from varifocal.evaluation.suites import Case
 from varifocal.images import MAX_BYTES, load_image
 from varifocal.request import Message, Request
 from varifocal.sampling import Sampling
@@ -177,6 +178,18 @@ def load_target_from(
             device=model.device,
             exact_rows=model.exact_rows,
         )
+
+
+def ask_earlier_turns(
+    cases: Sequence[Case], target: HFTarget, max_new_tokens: int, out: Output
+) -> list[Case]:
+    """Cases whose conversations have the target's own answers; those without `later` stay."""
+    if not any(case.later for case in cases):
+        return list(cases)
+    from varifocal.evaluation.turns import answered
+
+    with out.progress("asking earlier turns", len(cases)) as bar:
+        return answered(cases, target, max_new_tokens, bar.step)
 
 
 def pairs(texts: Sequence[str]) -> dict[str, str]:

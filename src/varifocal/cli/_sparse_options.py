@@ -64,6 +64,15 @@ class ReachOptions:
         int, typer.Option("--dense-layers", help="First layers that attend to everything.")
     ] = 0
 
+    kernel: Annotated[
+        str,
+        typer.Option(
+            "--kernel",
+            metavar="NAME",
+            help="torch, triton, flashinfer, or auto: triton's on CUDA, else torch's.",
+        ),
+    ] = "torch"
+
     def reach(self) -> "Reach":
         """Checked."""
         from varifocal.sparse.selection import Reach

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from varifocal.cli._inputs import load_target_from, names, sampling_from
+from varifocal.cli._inputs import ask_earlier_turns, load_target_from, names, sampling_from
 from varifocal.cli._options import OutputOptions, SamplingOptions, SuiteOptions, TargetOptions
 from varifocal.cli._output import Output
 from varifocal.engine import default_drafter, set_threads
@@ -143,6 +143,7 @@ def bench(
         parse_drafters(expand_all(drafters))  # what is misspelt is found at once
     target = load_target_from(model, out)
     config = _config(bench, drafters, suite, sampling, target, preset, threads)
+    cases = ask_earlier_turns(cases, target, config.max_new_tokens, out)
     result = _measured(config, cases, target, journal, bench.fresh, out)
     if preset.experiment is not None:
         from varifocal.evaluation.outcome import outcome_of

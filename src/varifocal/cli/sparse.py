@@ -150,6 +150,7 @@ def _cache(target: "HFTarget", options: AttentionOptions, queues: "Queues") -> "
         block_size=options.block_size,
         selector=options.selector,
         predictor=options.predictor,
+        kernel=options.kernel,
         speculation=None if share is None else FixedSpeculation(share),
         queues=queues,
         is_measured=share is None,

@@ -148,6 +148,7 @@ def _config(measure: MeasureOptions, texts: TextOptions, target: "HFTarget") -> 
         contexts=tuple(contexts),
         reach=measure.reach(),
         block_size=measure.block_size,
+        kernel=measure.kernel,
         share=measure.guesses,
         tokens=measure.tokens,
         warm_up=measure.warm_up,

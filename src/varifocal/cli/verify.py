@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from varifocal.cli._inputs import (
+    ask_earlier_turns,
     engine_from,
     is_asked,
     names,
@@ -28,7 +29,6 @@ from varifocal.cli._output import Output
 from varifocal.errors import BadOption
 from varifocal.evaluation.compare import Comparison, Mismatch, compare, requests_of
 from varifocal.evaluation.suites import Case, load_suite
-from varifocal.evaluation.turns import answered
 from varifocal.request import Request
 
 
@@ -62,9 +62,8 @@ def verify(
     if suite.sampling == SamplingName.GREEDY:
         note_idle(replace(sampling_from(sampling), temperature=0.0), out)
     engine = engine_from(model, drafting, out)
-    if any(case.later for case in cases):
-        cases = answered(cases, engine.target, limits.max_new_tokens or 0)
-        requests = _requests(cases, suite, limits, sampling)
+    cases = ask_earlier_turns(cases, engine.target, limits.max_new_tokens or 0, out)
+    requests = _requests(cases, suite, limits, sampling)
     with out.progress("comparing", len(requests)) as bar:
 
         def done(request: Request, mismatch: Mismatch | None) -> None:

@@ -66,7 +66,7 @@ def draw_long(kinds: tuple[str, ...], length: int, index: int, split: Split = "t
     return LongText(tuple(word for part in parts for word in part), questions)
 
 
-def _asked(rng: Random, pool: list[Question], room: float) -> tuple[Question, ...]:
+def _asked(rng: Random, pool: list[Question], room: int | float) -> tuple[Question, ...]:
     """Questions of the pool, in another order every time around, until the room is used."""
     chosen: list[Question] = []
     while True:

@@ -84,6 +84,8 @@ class Decoding:
         recording: bool = False,
         clock: Clock = time.perf_counter,
     ) -> None:
+        if isinstance(prompts, str):
+            raise BadRequest(f"wanted a list of prompts, got the text {prompts!r:.40}")
         if not isinstance(denoiser, Denoiser):
             raise BadRequest(
                 f"a diffusion language model is wanted, as diffusion.load_denoiser gives it, got "
@@ -296,8 +298,6 @@ def generate(
     """
     if max_batch < 1:
         raise BadOption(f"max_batch must be a count from 1, got {max_batch}")
-    if isinstance(prompts, str):
-        raise BadRequest(f"wanted a list of prompts, got the text {prompts!r:.40}")
     each = samplings(sampling, len(prompts))
     results: list[DiffusionResult] = []
     for first in range(0, len(prompts), max_batch):

@@ -168,7 +168,18 @@ class Row:
     # -- a step --------------------------------------------------------------------------------
 
     def advance(self, seen: Seen, choose: Callable[[View], Commits], cost: Cost) -> StepRecord:
-        """A step, by what its forward said: the gate first, then commits."""
+        """A step, by what its forward said: the gate first, then commits.
+
+        What is decided stays as it was if something is raised on the way.
+        """
+        before = self.decided
+        try:
+            return self._take(seen, choose, cost)
+        except BaseException:  # an interrupt too: the step was not taken
+            self.decided, self.ending = before, None
+            raise
+
+    def _take(self, seen: Seen, choose: Callable[[View], Commits], cost: Cost) -> StepRecord:
         begin, spent = self._clock(), cost.gate + cost.sample
         before, block, is_early = self.decided, self._block, False
         view = self._look(seen)
@@ -280,8 +291,10 @@ class Row:
         decided = self.decided
         exit, step = self._pending or (None, self.step)
         if not decided.masked.any():
-            at = None if exit is None else step  # it waited, and there was nothing to fill
-            self.ending = Ending(finish="filled", tokens=decided.tokens, exit=exit, exit_step=at)
+            if exit is None:
+                self.ending = Ending(finish="filled", tokens=decided.tokens)
+            else:  # it waited for its block, and that was the last
+                self._leave(exit, step)
             return
         if exit is None:
             begin = self._clock()

@@ -18,11 +18,17 @@ from varifocal.targets._hf import HFTarget
 Answer = Callable[[Request], str]
 
 
-def answered(cases: Sequence[Case], target: HFTarget, max_new_tokens: int = 0) -> list[Case]:
+def answered(
+    cases: Sequence[Case],
+    target: HFTarget,
+    max_new_tokens: int = 0,
+    done: Callable[[], None] = lambda: None,
+) -> list[Case]:
     """The same cases without `later`: their requests hold the whole conversation.
 
     Each answer is decoded once, in the target's precision and of at most `max_new_tokens`, or as
-    many as the case says. It takes what plain decoding takes; nothing of it is timed.
+    many as the case says. It takes what plain decoding takes; nothing of it is timed. `done` is
+    called after each case.
     """
     engine = Engine(target, load_drafter("plain", target))
     known: dict[str, str] = {}
@@ -37,7 +43,11 @@ def answered(cases: Sequence[Case], target: HFTarget, max_new_tokens: int = 0) -
             known[digest] = engine.generate(plain).text
         return known[digest]
 
-    return [followed(case, answer) for case in cases]
+    made = []
+    for case in cases:
+        made.append(followed(case, answer))
+        done()
+    return made
 
 
 def followed(case: Case, answer: Answer) -> Case:

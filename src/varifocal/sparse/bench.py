@@ -46,6 +46,7 @@ class BenchConfig:
     contexts: tuple[int, ...] = (2048, 4096, 8000)  # tokens of the prompt
     reach: Reach = field(default_factory=lambda: Reach(budget=512))
     block_size: int = 16
+    kernel: str = "torch"
     share: float = 1.0  # guesses for each chosen block, where not guarded
     tokens: int = 32  # timed ones
     warm_up: int = 4
@@ -69,6 +70,7 @@ class BenchConfig:
         return Setting(
             reach=self.reach,
             block_size=self.block_size,
+            kernel=self.kernel,
             share=self.share,
             warm_up=self.warm_up,
             tokens=self.tokens,
@@ -223,6 +225,7 @@ class BenchResult:
                 "recent": config.reach.recent,
                 "dense_layers": config.reach.dense_layers,
                 "block_size": config.block_size,
+                "kernel": config.kernel,
                 "guesses": config.share,
                 "tokens": config.tokens,
                 "warm_up": config.warm_up,
@@ -272,7 +275,13 @@ def run_bench(
             f"contexts up to {room} fit"
         )
     for selector in config.selectors:  # what does not fit is found before anything is read
-        SparseCache(target.model, config.reach, block_size=config.block_size, selector=selector)
+        SparseCache(
+            target.model,
+            config.reach,
+            block_size=config.block_size,
+            selector=selector,
+            kernel=config.kernel,
+        )
     queues = queues or SingleQueue()
     twin, setting = dense_twin(target), config.setting()
     rows = []

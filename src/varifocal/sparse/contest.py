@@ -50,6 +50,7 @@ class Setting:
 
     reach: Reach
     block_size: int
+    kernel: str
     share: float  # of guesses, where it is fixed
     warm_up: int  # tokens before any is timed
     tokens: int
@@ -177,6 +178,7 @@ def _runs(
         setting.reach,
         block_size=setting.block_size,
         selector=selector,
+        kernel=setting.kernel,
         is_plain=True,
     )
     cache.take(full.cache)

@@ -122,6 +122,7 @@ class SparseCache(Cache):
         predictor: str = "ema",
         speculation: Speculation | None = None,
         queues: Queues | None = None,
+        kernel: str = "torch",
         is_plain: bool = False,
         is_measured: bool = False,
     ) -> None:
@@ -152,6 +153,7 @@ class SparseCache(Cache):
             predictor=predictor,
             speculation=speculation,
             queues=queues,
+            kernel=kernel,
         )
         self._is_plain, self._waits_to_measure = is_plain, is_measured
         self._queues, self._predictor = queues, predictor
@@ -178,6 +180,7 @@ class SparseCache(Cache):
             predictor=predictor,
             speculation=speculation,
             queues=queues,
+            kernel=mine.kernel,
         )
         twin._is_plain, twin._waits_to_measure = is_plain, False
         twin._queues, twin._predictor = queues, predictor
@@ -223,6 +226,7 @@ class SparseCache(Cache):
             selector=mine.selector.name,
             predictor=self._predictor,
             queues=self._queues,
+            kernel=mine.kernel,
         )
         mine.guess_by(ProfiledSpeculation(times, mine.cache.shape.num_layers))
         return times

@@ -67,6 +67,7 @@ class _Bench:
     queries: Queries
     selector: str
     predictor: str
+    kernel: str
     repeats: int
     typical: Typical
 
@@ -83,6 +84,7 @@ class _Bench:
             predictor=self.predictor,
             speculation=FixedSpeculation(share),
             queues=queues,
+            kernel=self.kernel,
         )
         made.prime(self.layer, self.queries)
         return made
@@ -104,6 +106,7 @@ def measure(
     selector: str = "quest",
     predictor: str = "ema",
     queues: Queues | None = None,
+    kernel: str = "torch",
     repeats: int = REPEATS,
     typical: Typical = statistics.median,
 ) -> PhaseTimes:
@@ -113,7 +116,7 @@ def measure(
     the length of interest first. Takes some eighty steps; changes nothing. `typical` is made of
     `repeats` measurements of a size; where other work disturbs them, `min` of many is steadier.
     """
-    bench = _Bench(cache, reach, layer, queries, selector, predictor, repeats, typical)
+    bench = _Bench(cache, reach, layer, queries, selector, predictor, kernel, repeats, typical)
     unit = bench.unit
     units = -(-int(queries.visible.min()) // unit)
     if units < FEWEST:

@@ -106,6 +106,7 @@ class SparseAttention:
         self.unit = self.selector.unit(cache)
         self._count = reach.count(self.unit)
         by_token = self.selector.by_token
+        self.kernel = kernel
         self._kernel: Kernel[Any] = load_kernel(kernel, cache.device, by_token=by_token)
         self._predictor: Predictor = load_predictor(predictor, cache.shape, cache.device)
         self._last = Last(cache.shape, cache.device)  # the baseline beside any predictor

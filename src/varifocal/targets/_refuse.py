@@ -64,7 +64,8 @@ def check_tokenizer(tokenizer: Any, name: str) -> None:
     if getattr(tokenizer, "knows_ids_only", False):  # a caller who gives ids may leave it out
         return
     made = tokenizer("a", add_special_tokens=False)["input_ids"]
-    if not made or set(made) == {tokenizer.unk_token_id}:
+    words = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
+    if not made or (set(made) == {tokenizer.unk_token_id} and not words):
         raise UnsupportedTarget(f"{name} has no tokenizer; {_COPY_TOKENIZER}")
 
 

@@ -10,7 +10,8 @@ def _write(rng: Random, size: int) -> tuple[str, str, str]:
 
     The guess has the very form of the answer, and `# 47` that of another format's.
     """
-    values = [rng.randrange(100) for _ in range(size)]
+    # No two share their first digit, which tells the larger one then.
+    values = [10 * tens + rng.randrange(10) for tens in rng.sample(range(10), size)]
     pairs = list(zip(LABELS, values, strict=False))
     asked = " ".join(f"{label}{value:02}" for label, value in pairs)
     lines, largest = f" \\boxed{{{values[0]:02}}} ?\n", values[0]
