@@ -10,6 +10,7 @@ say what a machine does, not how often guesses are right.
 
 import argparse
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from varifocal.sparse import (
 )
 from varifocal.sparse.phases import SHARES
 from varifocal.sparse.profiles import Profile
-from varifocal.sparse.profiling import REPEATS, measure
+from varifocal.sparse.profiling import Care, measure
 from varifocal.sparse.simulator import Projection, project
 
 WARM_UP = 3
@@ -107,6 +108,7 @@ def parse() -> argparse.Namespace:
         action="store_true",
         help="compare the fastest steps instead of the median ones: for a busy machine",
     )
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -124,8 +126,7 @@ def row(args: argparse.Namespace, context: int, queues: TwoThreads) -> Row:
         selector=args.selector,
         predictor=args.predictor,
         queues=queues,
-        repeats=args.turns if args.fastest else REPEATS,
-        typical=min if args.fastest else median,
+        care=Care(repeats=args.turns, typical=min if args.fastest else median, rest=args.rest),
     )
     options = {"selector": args.selector, "predictor": args.predictor}
     share = FixedSpeculation(args.share)
@@ -133,14 +134,14 @@ def row(args: argparse.Namespace, context: int, queues: TwoThreads) -> Row:
     serial = SparseAttention(cache, reach, speculation=share, **options)
     parallel = SparseAttention(cache, reach, speculation=share, queues=queues, **options)
     steps: dict[str, list[Any]] = {"plain": [], "serial": [], "two_threads": []}
+    acts = {"plain": plain.plain, "serial": serial.step, "two_threads": parallel.step}
     for turn in range(WARM_UP + args.turns):
         asked = next(drifting)
-        made = {
-            "plain": plain.plain(0, asked),
-            "serial": serial.step(0, asked),
-            "two_threads": parallel.step(0, asked),
-        }
-        parallel.settle()
+        made = {}
+        for name, act in acts.items():
+            time.sleep(args.rest)
+            made[name] = act(0, asked)
+            parallel.settle()
         assert torch.equal(made["plain"].state.total, made["two_threads"].state.total)
         if turn >= WARM_UP:
             for name, step in made.items():

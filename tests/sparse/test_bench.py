@@ -64,7 +64,7 @@ def test_a_difference_is_counted(target, monkeypatch):
         return honest(self, cache, layer, queries, helpings, early.is_computed | late.is_computed)
 
     monkeypatch.setattr(BlockKernel, "combine", union)
-    spoilt = benched(target)
+    spoilt = benched(target, predictors=("last",), tokens=2, warm_up=0)
     assert not spoilt.is_good and spoilt.rows[0].different > 0
 
 

@@ -17,13 +17,28 @@ from varifocal.sparse.selectors import load_selector
 from varifocal.sparse.speculation import FixedSpeculation
 
 FEWEST = 8  # units that phases can be measured with
-REPEATS = 5  # of each size, after a warm-up
 TAKING_TURNS = 2.0  # the contention where there is one queue only
 _PARTS = (1 / 4, 1 / 2, 1)  # of the cache's length that are measured at
 _GUESSES = (0.25, 0.5, 1.0)  # shares of the chosen units that are guessed meanwhile
 
 
 Typical = Callable[[Sequence[float]], float]  # of several measurements of one thing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Care:
+    """How a size is measured; the defaults suit a machine that has little else to do.
+
+    On a busy one the least of many is steadier than a median, and whoever has rested is let
+    through sooner.
+    """
+
+    repeats: int = 5  # after a warm-up
+    typical: Typical = statistics.median
+    rest: float = 0.0  # seconds of sleep before each
+
+
+CARE = Care()
 
 
 @dataclass
@@ -68,8 +83,7 @@ class _Bench:
     selector: str
     predictor: str
     kernel: str
-    repeats: int
-    typical: Typical
+    care: Care
 
     @property
     def unit(self) -> int:
@@ -94,6 +108,7 @@ class _Bench:
         attention.step(self.layer, self.queries)
         while True:
             attention.settle()
+            time.sleep(self.care.rest)
             yield attention.step(self.layer, self.queries)
 
 
@@ -107,16 +122,14 @@ def measure(
     predictor: str = "ema",
     queues: Queues | None = None,
     kernel: str = "torch",
-    repeats: int = REPEATS,
-    typical: Typical = statistics.median,
+    care: Care = CARE,
 ) -> PhaseTimes:
     """Time the phases of steps for these queries, over parts of the cache and all of it.
 
     With two queues their contention is measured as well; one queue takes turns. Fill the cache to
-    the length of interest first. Takes some eighty steps; changes nothing. `typical` is made of
-    `repeats` measurements of a size; where other work disturbs them, `min` of many is steadier.
+    the length of interest first. Takes some eighty steps; changes nothing.
     """
-    bench = _Bench(cache, reach, layer, queries, selector, predictor, kernel, repeats, typical)
+    bench = _Bench(cache, reach, layer, queries, selector, predictor, kernel, care)
     unit = bench.unit
     units = -(-int(queries.visible.min()) // unit)
     if units < FEWEST:
@@ -129,16 +142,16 @@ def measure(
         smaller = replace(bench, queries=replace(queries, visible=visible))
         for share in _GUESSES:
             clock = _Clocked()
-            for step in islice(smaller.steps(smaller.attention(share, clock)), repeats):
+            for step in islice(smaller.steps(smaller.attention(share, clock)), care.repeats):
                 _note(points, fixed, step, clock.seconds)
     times = PhaseTimes(
-        select=points.line("select", typical),
-        attend=points.line("attend", typical),
-        merge=points.line("merge", typical),
-        predict=points.line("predict", typical),
-        diff=points.line("diff", typical),
-        learn=points.line("learn", typical),
-        fixed=typical(fixed),
+        select=points.line("select", care.typical),
+        attend=points.line("attend", care.typical),
+        merge=points.line("merge", care.typical),
+        predict=points.line("predict", care.typical),
+        diff=points.line("diff", care.typical),
+        learn=points.line("learn", care.typical),
+        fixed=care.typical(fixed),
         contention=TAKING_TURNS,
     )
     if queues is None or isinstance(queues, SingleQueue):
@@ -166,14 +179,15 @@ def _with_contention(times: PhaseTimes, bench: _Bench, units: int, queues: Queue
     one = bench.steps(bench.attention(share, SingleQueue()))
     two = bench.steps(bench.attention(share, queues))
     early, select, together, nothing = (list[float]() for _ in range(4))
-    for serial, parallel in islice(zip(one, two, strict=True), 2 * bench.repeats):
+    for serial, parallel in islice(zip(one, two, strict=True), 2 * bench.care.repeats):
         early.append(serial.times.early)
         select.append(serial.times.select)
         together.append(parallel.times.total - times.fixed - parallel.times.late)
         nothing.append(_seconds(lambda: queues.beside(_nothing, _nothing)))
-    short, long = sorted((bench.typical(early), bench.typical(select)))
-    handover = bench.typical(nothing)
-    slower = (bench.typical(together) - handover - (long - short)) / short
+    typical = bench.care.typical
+    short, long = sorted((typical(early), typical(select)))
+    handover = typical(nothing)
+    slower = (typical(together) - handover - (long - short)) / short
     return replace(times, handover=handover, contention=max(1.0, slower))
 
 
