@@ -244,7 +244,8 @@ def test_named_tokens_are_laws_with_all_their_mass_on_one_token(policy):
     weights = by_name.choose()
     assert int(np.argmax(weights)) == int(hits.argmax()) == 1
     if policy != "mt":  # whose ties are misses here
-        by_law = Arbitration(Rule(policy=policy), "ABC")
+        hard = Rule(policy=policy, labels="hard") if policy == "mtcp" else Rule(policy=policy)
+        by_law = Arbitration(hard, "ABC")
         by_law.learn(laws, laws[:, 1], tokens)
         assert weights == pytest.approx(by_law.choose(), abs=1e-6)
 

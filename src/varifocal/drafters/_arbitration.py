@@ -46,7 +46,7 @@ class Rule:
     policy: Policy = "mt"
     # What an error is. hard: the text's token is not the likeliest (mt breaks ties by the least
     # KL); kl: KL(p || q); tvd: the total variation distance of p and q.
-    labels: Labels = "hard"
+    labels: Labels = "tvd"
     window: int = 0  # newest decided positions that count; 0: all
     steps: int = 10  # of the grid along one weight
     temperature: float = 1.0  # of mtcp's softmax
@@ -72,7 +72,7 @@ class Rule:
         self._check_effect("weights", bool(self.fixed), "static")
         self._check_effect("steps", self.steps != 10, "mt")
         self._check_effect("temperature", self.temperature != 1, "mtcp")
-        self._check_effect("labels", self.labels != "hard", "mt", "mtcp")
+        self._check_effect("labels", self.labels != "tvd", "mt", "mtcp")
         self._check_effect("window", self.window != 0, "mt", "mtcp", "adaboost")
 
     def _check_effect(self, name: str, is_given: bool, *policies: Policy) -> None:

@@ -101,7 +101,7 @@ class EnsembleDrafter(Drafter[EnsembleState]):
         views: str = "MT"  # some of M (multimodal), T (text only), P (pooled), C (captioned)
         width: int = 1  # children per node and nodes read per level; 1 drafts a chain
         policy: Policy = "mt"  # see _arbitration.Rule for these
-        labels: Labels = "hard"
+        labels: Labels = "tvd"  # soft ones: few positions of hard ones often favour the wrong view
         window: int = 0
         steps: int = 10
         temperature: float = 1.0

@@ -84,9 +84,11 @@ _WINDOWS: Final = {
 PRESETS: Final[dict[str, Preset]] = {
     "tabed-1": _preset(
         1,
-        "with the picture (M), without (T), both with weights that adapt (MT*)",
-        {view: _entry(view, view) for view in _SINGLE} | _MT,
-        (Claim(method="MT*", near=_SINGLE),),
+        "with the picture (M), without (T), both with weights that adapt (MT*), by hard labels too",
+        {view: _entry(view, view) for view in _SINGLE}
+        | {"MT* hard": _entry("MT* hard", "MT", options="labels=hard")}
+        | _MT,
+        (Claim(method="MT*", near=_SINGLE), Claim(method="MT* hard", near=_SINGLE)),
         families=tuple(names()),
     ),
     "tabed-2": _preset(
