@@ -1,4 +1,4 @@
-"""Time what LOG.md quotes: a draft against the size of the picture, and exact rows.
+"""Time what LOG.md quotes: a draft against the size of the picture, exact rows, views.
 
     .venv/bin/python benchmarks/timings.py --threads 1 --json FILE
 
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -24,6 +24,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from varifocal.cost import natural_clock
 from varifocal.decode import Clock, synchronised
+from varifocal.demo.world import draw
+from varifocal.drafters import load_drafter
+from varifocal.drafters._caption import ChatCaptioner
+from varifocal.drafters._views import Reading, open_views
+from varifocal.drafters.ensemble import EnsembleDrafter
 from varifocal.drafters.fovea import FoveaDrafter
 from varifocal.engine import DTYPES
 from varifocal.evaluation.machine import git_commit, machine_info
@@ -39,6 +44,8 @@ ROWS = (1, 8, 16, 24, 40)
 CONTEXTS = (250, 3000)
 TEXT = 60  # text tokens beside the visual ones
 LEVELS, NODES = 6, 40  # of a drafted tree
+VIEWS = ("M", "MT", "MTP", "MTPC")  # of the shipped draft model
+STEPS = 20  # draft steps in a timing of them
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     clock = synchronised(natural_clock(torch.device("cpu")), torch.device("cpu"))
     with torch.inference_mode():
-        timings = [*drafts(args, clock), *exact_rows(args, clock)]
+        timings = [*drafts(args, clock), *exact_rows(args, clock), *views(args, clock)]
     show(timings)
     if args.json:
         about = {
@@ -140,6 +147,38 @@ def exact_rows(args: argparse.Namespace, clock: Clock) -> list[Timing]:
         title = f"target forward after {context} entries"
         timings += summed_up(title, in_turns(variants, args.turns, clock), baseline)
     return timings
+
+
+def views(args: argparse.Namespace, clock: Clock) -> list[Timing]:
+    """Draft steps of the shipped draft model by the number of its views, beside plain tokens."""
+    target = load_target("demo", dtype=DTYPES[args.dtype])
+    sample = draw("document", 3, "valid")
+    prompt = target.encode(ask(sample.turns[0].question, [sample.image], max_new_tokens=8))
+    model = cast(EnsembleDrafter, load_drafter("ensemble", target)).model
+    captioner = ChatCaptioner(model, "Describe the picture in detail.", 32)
+    cache, _ = target.prefill(prompt, Want())
+    newest = DraftTree.chain([20], target.device)
+
+    def plain() -> None:
+        for _ in range(STEPS):
+            target.forward([newest], [cache], Want())
+            cache.keep([], 1)
+
+    def drafted(reading: Reading) -> None:
+        tokens, sees = torch.tensor([20]), torch.ones(1, 1, dtype=torch.bool)
+        for _ in range(STEPS):
+            reading.draft(model, tokens, sees, 1)
+            reading.keep([])
+
+    variants: dict[str, Callable[[], object]] = {
+        f"draft step, {len(names)} views ({names})": partial(
+            drafted, open_views(model, prompt, names, captioner)
+        )
+        for names in VIEWS
+    }
+    baseline = dict.fromkeys((*variants, "plain token"), next(iter(variants)))
+    variants["plain token"] = plain
+    return summed_up(f"{STEPS} steps", in_turns(variants, 3 * args.turns, clock), baseline)
 
 
 def forward(target: HFTarget, context: int, rows: int) -> Callable[[], object]:
