@@ -81,14 +81,14 @@ _WINDOWS: Final = {
     for h in (1, 4, 16, 0)
 }
 
+_LABELS: Final = ("hard", "kl")
+
 PRESETS: Final[dict[str, Preset]] = {
     "tabed-1": _preset(
         1,
-        "with the picture (M), without (T), both with weights that adapt (MT*), by hard labels too",
-        {view: _entry(view, view) for view in _SINGLE}
-        | {"MT* hard": _entry("MT* hard", "MT", options="labels=hard")}
-        | _MT,
-        (Claim(method="MT*", near=_SINGLE), Claim(method="MT* hard", near=_SINGLE)),
+        "with the picture (M), without (T), both with weights that adapt (MT*)",
+        {view: _entry(view, view) for view in _SINGLE} | _MT,
+        (Claim(method="MT*", near=_SINGLE),),
         families=tuple(names()),
     ),
     "tabed-2": _preset(
@@ -125,8 +125,13 @@ PRESETS: Final[dict[str, Preset]] = {
     "tabed-7": _preset(7, "drafts of 7", _every(7), _BOTH, depth=7),
     "tabed-8": _preset(
         8,
-        "weights from AdaBoost, or from the grid",
-        {"MT AdaBoost": _entry("MT AdaBoost", "MT", options="policy=adaboost")} | _MT,
-        (Claim(method="MT*", near=("MT AdaBoost",), those="AdaBoost"),),
+        "weights from AdaBoost, or from the grid by hard labels, KL, or TVD (MT*)",
+        {"MT AdaBoost": _entry("MT AdaBoost", "MT", options="policy=adaboost")}
+        | {
+            f"MT {labels}": _entry(f"MT {labels}", "MT", options=f"labels={labels}")
+            for labels in _LABELS
+        }
+        | _MT,
+        (Claim(method="MT*", near=("MT AdaBoost", *(f"MT {n}" for n in _LABELS)), those="other"),),
     ),
 }
