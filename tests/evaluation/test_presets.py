@@ -240,7 +240,7 @@ def test_a_preset_runs_with_what_is_typed_in_its_place_and_goes_on(run, models, 
     assert done.exit_code == 0, done.stderr
     assert "MT* is best in" in done.stdout and "expected ×" in done.stdout
     content = json.loads((tmp_path / "report" / "bench.json").read_text())
-    assert list(content["means"]) == ["plain", "MT AdaBoost", "MT*"]
+    assert list(content["means"]) == ["plain", "MT AdaBoost", "MT hard", "MT kl", "MT*"]
     assert content["means"]["MT*"]["identical"] == 1
     assert content["suite"] == "scenarios"
     assert content["entries"]["MT*"] == f"ensemble:model={draft}:views=MT:depth=5:nodes=5:label=MT*"
