@@ -6,16 +6,21 @@ For each length: the phases are measured, then steps run in turn, plainly, with 
 and with PRR on two, over the same drifting queries. What the simulator makes of the phases and of
 the hit rate of these steps is compared with what the steps took. The keys are random: such steps
 say what a machine does, not how often guesses are right.
+
+With --asleep both phases sleep as well, for 20 ms and 0.1 ms a block scored, 10 ms and 0.5 ms a
+block attended to: that holds the schedule alone to the simulator, on a machine however busy.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -32,9 +37,11 @@ from varifocal.sparse import (
     SparseAttention,
     TwoThreads,
 )
+from varifocal.sparse.kernels import BlockKernel
 from varifocal.sparse.phases import SHARES
 from varifocal.sparse.profiles import Profile
 from varifocal.sparse.profiling import Care, measure
+from varifocal.sparse.selectors import Quest
 from varifocal.sparse.simulator import Projection, project
 
 WARM_UP = 3
@@ -75,7 +82,8 @@ def main() -> None:
     """Measure, print, write."""
     args = parse()
     torch.set_num_threads(1)
-    with torch.inference_mode(), TwoThreads() as queues:
+    slowed = asleep() if args.asleep else nullcontext()
+    with torch.inference_mode(), TwoThreads() as queues, slowed:
         rows = [row(args, context, queues) for context in args.contexts]
     show(rows)
     if args.json:
@@ -108,6 +116,7 @@ def parse() -> argparse.Namespace:
         action="store_true",
         help="compare the fastest steps instead of the median ones: for a busy machine",
     )
+    parser.add_argument("--asleep", action="store_true", help="phases of known length")
     parser.add_argument("--rest", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -194,6 +203,26 @@ def compared(
         overlap_fraction=median(s.times.overlap_fraction for s in steps["two_threads"]),
         is_guarded=times.fastest(profile.units, kept, chosen, curve, gain=0.02) is None,
     )
+
+
+@contextmanager
+def asleep() -> Iterator[None]:
+    """Selection by Quest and attention to blocks take as long as they take, and a sleep."""
+    scores, compute = Quest.scores, BlockKernel.compute
+
+    def score(self: Quest, cache: BlockCache, layer: int, asked: Queries) -> torch.Tensor:
+        time.sleep(0.02 + 1e-4 * cache.num_blocks(int(asked.visible.max())))
+        return scores(self, cache, layer, asked)
+
+    def attend(
+        self: BlockKernel, cache: BlockCache, layer: int, asked: Queries, wanted: torch.Tensor
+    ) -> Any:
+        if number := int(wanted.sum()):
+            time.sleep(0.01 + 5e-4 * number)
+        return compute(self, cache, layer, asked, wanted)
+
+    with patch.object(Quest, "scores", score), patch.object(BlockKernel, "compute", attend):
+        yield
 
 
 def spread(seconds: Sequence[float], is_fastest: bool) -> tuple[float, float, float]:

@@ -26,7 +26,7 @@ from varifocal.diffusion.gate import Exit, Gate
 from varifocal.diffusion.result import DiffusionResult
 from varifocal.diffusion.schedule import Plan, dream_count, dream_rates
 from varifocal.diffusion.view import View
-from varifocal.errors import BadArtifact, BadOption, BadRequest
+from varifocal.errors import BadArtifact
 from varifocal.sampling import Sampling
 
 KINDS = get_args(Kind)
@@ -87,16 +87,17 @@ def test_one_block_with_dreams_samplers_is_dreams_loop(alg: str):
 LATCH = "latch:w=3:tau=0.4:tau_b=0.6:tau_lo=0.3:context=none"
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("caching", "sampler", "gate", "temperature"),
+    ("kind", "caching", "sampler", "gate", "temperature"),
     [
-        ("none", "low_confidence", LATCH, 0.0),
-        ("none", "klass:tau=0.5:kl=0.5", LATCH, 0.9),
-        ("none", "threshold:tau=0.6", "eos_stop", 0.5),
-        ("prefix", "factor", LATCH, 0.0),
-        ("dual", "threshold:tau=0.6", LATCH, 0.0),
-        ("dual", "entropy:alg_temp=0.5", "bwec:tau_b=0.6:tau_lo=0.3", 1.2),
+        ("llada", "none", "low_confidence", LATCH, 0.0),
+        ("dream", "none", "low_confidence", LATCH, 0.0),
+        ("llada", "none", "klass:tau=0.5:kl=0.5", LATCH, 0.9),
+        ("dream", "none", "threshold:tau=0.6", "eos_stop", 0.5),
+        ("llada", "prefix", "factor", LATCH, 0.0),
+        ("llada", "dual", "threshold:tau=0.6", LATCH, 0.0),
+        ("dream", "dual", "threshold:tau=0.6", LATCH, 0.0),
+        ("dream", "dual", "entropy:alg_temp=0.5", "bwec:tau_b=0.6:tau_lo=0.3", 1.2),
     ],
 )
 def test_each_row_of_a_batch_equals_its_single_run(kind, caching, sampler, gate, temperature):
@@ -384,57 +385,3 @@ def test_a_gate_may_not_fill_with_what_it_does_not_read():
 
     with pytest.raises(ValueError, match="the gate hasty fills what it says it does not read"):
         run(Tabled(scripted(("x" * 22, 0.5))), [[5]], gate=Hasty())
-
-
-# -- what cannot be asked for --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "said"),
-    [
-        ({"prompts": [[]]}, BadRequest, "prompt 0 is empty"),
-        ({"prompts": [[5], [SIZE]]}, BadRequest, "prompt 1 has token ids outside"),
-        ({"prompts": [[5, MASK]]}, BadRequest, "contains the model's mask token"),
-        ({"prompts": "why"}, BadRequest, "wanted a list of prompts"),
-        ({"prompts": [[5] * 30]}, BadRequest, "reads 40 in all; give canvas=10 at most"),
-        ({"prompts": [[5] * 40]}, BadRequest, "shorten the prompt"),
-        ({"format": "number"}, BadOption, "no format is called 'number'"),
-        ({"sampler": "threshold", "plan": Plan(steps=8)}, BadOption, "steps=8 has no effect"),
-        (
-            {"sampler": "factor", "gate": "reduced"},
-            BadOption,
-            "steps=11, for which the gate reduced asks, has no effect",
-        ),
-        ({"sampling": [Sampling()] * 2}, BadRequest, "one for each of 1 prompts, got 2"),
-        ({"sampling": Sampling(presence_penalty=1.0)}, BadRequest, "from left to right"),
-        ({"max_batch": 0}, BadOption, "max_batch must be a count"),
-    ],
-)
-def test_requests_that_cannot_be_answered_are_refused_before_a_forward(options, error, said):
-    denoiser = Tabled(scripted(("x" * 22, 0.5)), context=40)
-    with pytest.raises(error, match=said):
-        run(denoiser, **({"prompts": [[5]]} | options))
-    assert not denoiser.forwards
-
-
-def test_no_prompts_have_no_results():
-    assert run(Tabled(scripted(("x", 0.5))), []) == []
-
-
-def test_a_parser_that_never_matches_runs_to_the_end_and_says_so():
-    (result,) = run(
-        Tabled(scripted(("no number in here" + "$" * 5, 0.99))),
-        [[5]],
-        format="number_hash",
-        gate="latch",
-    )
-    assert result.finish == "filled" and result.exit_step is None and result.candidate is None
-    assert result.reason == "the format's parser never found a closed candidate"
-    assert MASK not in result.token_ids and result.text == "no number in here"
-
-
-def test_pinned_tokens_stay_and_blocks_of_pins_need_no_forward():
-    pins = tuple(enumerate(ids_of("pinned!!"), start=4))
-    plan = Plan(canvas=12, block=4, pins=pins)
-    (result,) = run(Tabled(scripted(("x" * 12, 0.5))), [[5]], plan=plan)
-    assert result.text == "xxxxpinned!!" and result.nfe == 4

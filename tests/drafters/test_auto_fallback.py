@@ -75,9 +75,8 @@ def test_the_ensemble_ends_at_plain_speed_with_a_draft_model_that_is_always_wron
     with torch.inference_mode():
         rounds = seconds_of(target, drafter, request(tokens=120), cost(0.3, 0.15))
     assert 1 < slowdown(rounds) < 1.1
-    # There is one try in those sixty rounds, of a few drafts at most.
-    late = rounds[len(rounds) // 2 :]
-    assert sum(seconds > 1 for seconds, _ in late) <= 4 and slowdown(late) < 1.06
+    late = rounds[len(rounds) // 2 :]  # one try, and plain rounds
+    assert sum(seconds > 1 for seconds, _ in late) <= 6 and slowdown(late) < 1.06
 
 
 def test_a_draft_that_takes_time_and_comes_to_nothing_counts_as_drafting():

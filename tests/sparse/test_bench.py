@@ -124,6 +124,26 @@ def test_a_twin_shares_the_weights_and_attends_densely(target):
     assert twin.model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_the_language_part_of_a_vision_language_model_says_what_transformers_lets_it_say(family):
+    target = open_model(str(built(family)), dtype=torch.float32)
+    tokens = torch.tensor(text_ids(target, TEXT))[:50]
+    decoder = Decoder(target, SparseCache(target.model, Reach(budget=400), block_size=4))
+    said, logits = [], decoder.read(tokens)
+    for _ in range(4):
+        said.append(int(logits.argmax()))
+        logits = decoder.read(torch.tensor(said[-1:]))
+    theirs = dense_twin(target).model.generate(
+        input_ids=tokens[None],
+        attention_mask=torch.ones(1, 50, dtype=torch.int64),
+        do_sample=False,
+        max_new_tokens=4,
+        min_new_tokens=4,
+        pad_token_id=0,
+    )
+    assert said == theirs[0, 50:].tolist()
+
+
 def test_a_branch_goes_on_from_the_same_tokens_and_neither_disturbs_the_other(target):
     tokens = torch.tensor(text_ids(target, TEXT))[:60]
     root = Decoder(target, SparseCache(target.model, REACH, block_size=4))

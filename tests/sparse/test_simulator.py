@@ -1,15 +1,17 @@
 """Two simulated queues against arithmetic, the authors' table, and the guard of the budget."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 import torch
 
 from varifocal.errors import BadOption, BadRequest
+from varifocal.sparse.guard import GuardedSpeculation
 from varifocal.sparse.phases import SHARES, Line, PhaseTimes
 from varifocal.sparse.profiles import Profile, paper_profiles, read_profiles
 from varifocal.sparse.simulator import Task, hit_curve, play, project, simulate
-from varifocal.sparse.speculation import ProfiledSpeculation
+from varifocal.sparse.speculation import FixedSpeculation, ProfiledSpeculation, Speculation
 
 
 def drawn(rng: Random) -> tuple[PhaseTimes, Profile]:
@@ -92,11 +94,15 @@ def test_no_projection_is_slower_than_plain():
 
 
 def true_seconds(
-    times: PhaseTimes, rates: list[float], steps: int, rng: Random
+    times: PhaseTimes,
+    rates: list[float],
+    steps: int,
+    rng: Random,
+    speculation: Speculation | None = None,
 ) -> tuple[float, float, list[int | None]]:
     """Decode with the budget's own choices where phases take exactly these times."""
     units, kept, chosen = 200, 4, 40
-    speculation = ProfiledSpeculation(times, num_layers=1)
+    speculation = speculation or ProfiledSpeculation(times, num_layers=1)
     ranking = torch.zeros(1, 1, units)
     ranking[..., :60] = torch.arange(60, 0, -1)
     taken, answers = 0.0, []
@@ -110,12 +116,15 @@ def true_seconds(
         is_right[..., 100 : 140 - hits] = True
         if guessed is None:
             taken += times.plain(units, kept, chosen)
+            speculation.took(0, times.plain(units, kept, chosen), is_guessing=False)
             if not speculation.is_watching(0):
                 continue
             taken += times.learn(units)  # as if nothing hid it
         else:
             share = min(guessed, hits) / chosen
-            taken += times.speculating(units, kept, chosen, guessed, share)
+            seconds = times.speculating(units, kept, chosen, guessed, share)
+            taken += seconds
+            speculation.took(0, seconds, is_guessing=True)
         speculation.learn(0, ranking, is_right)
     return taken, steps * times.plain(units, kept, chosen), answers
 
@@ -140,6 +149,39 @@ def test_with_fixed_phase_times_decoding_is_never_2_percent_slower_than_plain(
         assert not any(answers)
     if contention == 1 and select == 60 and rates == [0.9]:
         assert answers[-1] is not None and taken < 0.8 * plain
+
+
+@pytest.mark.parametrize("contention", [1.0, 2.5])
+def test_a_profile_that_no_longer_holds_is_found_out(contention):
+    """Measured without contention; then something else keeps the machine busy, or does not."""
+    measured = PhaseTimes(
+        select=Line(base=60.0), attend=Line(slope=1.0), merge=Line(), contention=1.0
+    )
+    true = replace(measured, contention=contention)
+    speculation = GuardedSpeculation(ProfiledSpeculation(measured, 1), 1)
+    taken, plain, answers = true_seconds(true, [0.9], 300, Random(0), speculation)
+    if contention > 2:
+        assert taken <= 1.02 * plain and 0 < sum(a is not None for a in answers) < 10
+    else:
+        assert taken < 0.75 * plain and sum(a is None for a in answers) < 15
+
+
+def test_pauses_grow_while_trials_are_lost_and_shrink_after_one_is_won():
+    guarded = GuardedSpeculation(FixedSpeculation(), 2)
+    waits, since = [], 0
+    for step in range(1500):
+        for layer in (0, 1):
+            is_guessing = guarded.guesses(layer, 100, 4, 10) is not None
+            slow = 2.0 if step < 900 else 0.5
+            guarded.took(layer, slow if is_guessing else 1.0, is_guessing=is_guessing)
+        if not is_guessing:
+            since += 1
+        elif since:
+            waits.append(since)
+            since = 0
+    tried, period = GuardedSpeculation.TRIED, GuardedSpeculation.PERIOD
+    assert waits[:3] == [tried + n * period for n in (1, 2, 4)]
+    assert all(wait == tried for wait in waits[3:]) and len(waits) > 4
 
 
 def test_a_text_that_becomes_predictable_is_noticed_within_a_period():

@@ -53,8 +53,13 @@ class CanvasOptions:
         ),
     ] = None
     block: Annotated[
-        int, typer.Option("--block", help="Filled from left to right, in blocks so long.")
-    ] = 32
+        int,
+        typer.Option(
+            "--block",
+            help="Filled from left to right, in blocks so long; 8 as LLaDA was published for "
+            "GSM8K. The canvas's own length is no blocks, as Dream was.",
+        ),
+    ] = 8
     steps: Annotated[
         int | None, typer.Option("--steps", help="Planned forwards; one a position if left out.")
     ] = None

@@ -60,7 +60,15 @@ class RowOptions:
         str,
         typer.Option("--canvas", metavar="N,M", help="Left out: what each task is meant for."),
     ] = ""
-    block: Annotated[int, typer.Option("--block", help="Length of the blocks.")] = 32
+    block: Annotated[
+        str,
+        typer.Option(
+            "--block",
+            metavar="N,M",
+            help="Length of the blocks, for all rows alike; with several each place is measured "
+            "with each.",
+        ),
+    ] = "8"
     caching: Annotated[
         str, typer.Option("--caching", metavar="none|prefix|dual", help="For all rows alike.")
     ] = "none"
@@ -79,8 +87,11 @@ class MeasureOptions:
         ),
     ] = None
     timed_items: Annotated[
-        int, typer.Option("--timed-items", help="Of these, questions that are also timed.")
-    ] = 5
+        int | None,
+        typer.Option(
+            "--timed-items", help="Of these, questions that are also timed. [5, or all of fewer]"
+        ),
+    ] = None
     batch: Annotated[int, typer.Option("--batch", help="Questions decoded together.")] = 16
     split: Annotated[
         str, typer.Option("--split", metavar="test|valid", help="Which questions.")
@@ -154,11 +165,11 @@ def _config(rows: RowOptions, measure: MeasureOptions, place: PlaceOptions) -> "
         gates=rows.gates or DEFAULT,
         samplers=rows.samplers,
         canvases=numbers(rows.canvas, "--canvas"),
-        block=rows.block,
+        blocks=numbers(rows.block, "--block"),
         caching=rows.caching,  # type: ignore[arg-type]  # checked there
         limit=measure.limit,
         rivals=measure.rivals,
-        timed=measure.timed_items,
+        timed=min(5, measure.limit) if measure.timed_items is None else measure.timed_items,
         batch=measure.batch,
         split=measure.split,  # type: ignore[arg-type]  # checked there
         clock=measure.clock,  # type: ignore[arg-type]  # checked there
@@ -243,7 +254,7 @@ class TuneOptions:
             "--canvas", metavar="N,M", help="One for each; left out: what they are meant for."
         ),
     ] = ""
-    block: Annotated[int, typer.Option("--block", help="Length of the blocks.")] = 32
+    block: Annotated[int, typer.Option("--block", help="Length of the blocks.")] = 8
     sampler: Annotated[
         str, typer.Option("--sampler", metavar="NAME", help="own: that of the model's family.")
     ] = "own"

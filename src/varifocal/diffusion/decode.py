@@ -16,6 +16,7 @@ from torch import Tensor
 
 from varifocal.decode import synchronised
 from varifocal.diffusion import formats, gates, samplers
+from varifocal.diffusion.decided import Commits, Cost
 from varifocal.diffusion.denoiser import Canvas, Denoiser
 from varifocal.diffusion.formats import Format
 from varifocal.diffusion.gate import Gate, Setting
@@ -29,7 +30,7 @@ from varifocal.diffusion.request import (
     text_decoder,
 )
 from varifocal.diffusion.result import DiffusionResult, StepRecord
-from varifocal.diffusion.row import Clock, Commits, Cost, Origin, Row
+from varifocal.diffusion.row import Clock, Origin, Row
 from varifocal.diffusion.sampler import Sampler
 from varifocal.diffusion.schedule import Plan
 from varifocal.diffusion.statistics import Ask, Seen, Statistics, Want, never_ids

@@ -12,13 +12,14 @@ from transformers import PreTrainedTokenizerBase
 
 from varifocal.diffusion import formats, gates
 from varifocal.diffusion.candidate import Candidate
+from varifocal.diffusion.decided import Commits, Cost
 from varifocal.diffusion.denoiser import Vocabulary
 from varifocal.diffusion.formats import Format
 from varifocal.diffusion.gate import Gate, Setting
 from varifocal.diffusion.recording import Recording
 from varifocal.diffusion.request import text_decoder
 from varifocal.diffusion.result import DiffusionResult
-from varifocal.diffusion.row import Clock, Commits, Cost, Origin, Row
+from varifocal.diffusion.row import Clock, Origin, Row
 from varifocal.diffusion.statistics import Want
 from varifocal.diffusion.view import View
 from varifocal.errors import BadOption

@@ -10,7 +10,7 @@ import argparse
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from varifocal.demo.journal import Every, append_line, save_atomically
 from varifocal.demo.optimise import Optimisers
+from varifocal.diffusion._begin import look_near, moved
 from varifocal.diffusion._lessons import Batch, Batches
 from varifocal.diffusion._reference import aligned_logits
 from varifocal.diffusion._release import release
@@ -45,17 +46,15 @@ SHARES = {
 _SIZES: dict[str, Any] = {
     "hidden": 128,
     "inner": 352,
-    "layers": 4,
     "heads": 4,
     "context": 256,
     "theta": 500.0,
+    "eps": 1e-6,
+    "bias": True,
 }
-_NEIGHBOURS = (-1, -2, -3, 1)
-_SHARPNESS = 5.0  # makes nine tenths or more of the attention
-
 KINDS: dict[str, dict[str, Any]] = {
-    "llada-tiny": _SIZES | {"kv_heads": 4, "eps": 1e-5},
-    "dream-tiny": _SIZES | {"kv_heads": 2, "eps": 1e-6, "bias": True, "shift": True},
+    "llada-tiny": _SIZES | {"layers": 5, "kv_heads": 4},
+    "dream-tiny": _SIZES | {"layers": 4, "kv_heads": 2, "shift": True},
 }
 
 
@@ -65,6 +64,7 @@ class Plan:
 
     model: str  # a name of KINDS
     cpu_seconds: float  # budget of this process, spent before a resume included
+    begin: str | None = None  # checkpoint of a dream-tiny run whose model is `moved` to begin with
     causal: float = 0.12  # share of it that is spent on next tokens, all others hidden
     grow: float = 0.2  # share of it after which questions are as large as the tasks have them
     smallest: float = 0.25  # size that they begin with, of a task's largest
@@ -106,27 +106,8 @@ def new_model(name: str, vocabulary: int, seed: int = 0) -> MaskedTransformer:
     torch.manual_seed(seed)
     model = MaskedTransformer(ModelConfig(vocab=vocabulary, **KINDS[name]))
     torch.nn.init.normal_(model.embed.weight, std=0.1)
-    _look_near(model)
+    look_near(model)
     return model
-
-
-def _look_near(model: MaskedTransformer) -> None:
-    """Let the heads of the first layer begin with one neighbour each, at `_NEIGHBOURS`.
-
-    To look a key up, a model must tell what stands beside it before anything rewards that. Of all
-    tokens' embeddings one number is the same; queries and keys that are made of it alone, the
-    queries turned by an offset, meet best at that offset. Training is free to change it all.
-    """
-    config, layer, width = model.config, model.layers[0], model.config.head_width
-    angles = config.theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    with torch.no_grad():
-        model.embed.weight[:, 0] = 1.0
-        scale = _SHARPNESS / model.norm(model.embed.weight)[:, 0].mean()
-        for head, offset in enumerate(_NEIGHBOURS):
-            turned = torch.cat([(offset * angles).cos(), (offset * angles).sin()])
-            layer.query.weight[head * width : (head + 1) * width, 0] = scale * turned.float()
-        straight = torch.cat([torch.ones(width // 2), torch.zeros(width // 2)])
-        layer.key.weight[:, 0] = scale * straight.repeat(config.kv_heads)
 
 
 def loss_of(model: MaskedTransformer, batch: Batch, mask: int) -> Float[Tensor, ""]:
@@ -156,7 +137,7 @@ def train(
     plan: Plan, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> tuple[MaskedTransformer, Progress]:
     """Train a model in `folder`, going on from its checkpoint where there is one."""
-    model = new_model(plan.model, len(tokenizer), plan.seed)
+    model = _beginning(plan, len(tokenizer))
     optimisers, at = Optimisers(model, plan.rate), Progress()
     saved, log = folder / f"{plan.model}.pt", folder / f"{plan.model}.jsonl"
     if saved.exists():
@@ -194,6 +175,14 @@ def train(
         if is_over:
             break
     return model, at
+
+
+def _beginning(plan: Plan, vocabulary: int) -> MaskedTransformer:
+    if plan.begin is None:
+        return new_model(plan.model, vocabulary, plan.seed)
+    shifted = new_model("dream-tiny", vocabulary)
+    shifted.load_state_dict(torch.load(plan.begin, weights_only=False)["model"])
+    return moved(shifted)
 
 
 def _resume(path: Path, model: MaskedTransformer, optimisers: Optimisers, at: Progress) -> None:
@@ -234,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the finished model goes")
     parser.add_argument("--seconds", type=float, default=2700.0, help="CPU seconds of training")
     parser.add_argument("--items", type=int, default=200, help="test items scored of each task")
+    parser.add_argument("--begin", help="checkpoint of a dream-tiny run to begin llada-tiny with")
     parser.add_argument("--rate", type=float, default=Plan.rate, help="learning rate")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
@@ -242,6 +232,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     plan = Plan(
         model=options.model, cpu_seconds=options.seconds, rate=options.rate, seed=options.seed
     )
+    if options.begin:  # it has been through the easy part already
+        plan = replace(plan, begin=options.begin, causal=0.0, smallest=1.0, hold=0.4)
     tokenizer = tokenizer_of(options.run)
     model, at = train(plan, tokenizer, options.run)
     training = {

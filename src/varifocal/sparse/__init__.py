@@ -8,6 +8,7 @@ of transformers decode with it.
 
 from varifocal.sparse.accounting import HitRate
 from varifocal.sparse.blocks import BlockCache, CacheShape
+from varifocal.sparse.guard import GuardedSpeculation
 from varifocal.sparse.phases import Line, PhaseTimes
 from varifocal.sparse.predictors import PREDICTORS
 from varifocal.sparse.queues import Queues, SingleQueue, TwoThreads
@@ -23,6 +24,7 @@ __all__ = [
     "BlockCache",
     "CacheShape",
     "FixedSpeculation",
+    "GuardedSpeculation",
     "HitRate",
     "Line",
     "PhaseTimes",

@@ -27,6 +27,7 @@ from varifocal.sparse.huggingface import SparseCache
 from varifocal.sparse.predictors import PREDICTORS
 from varifocal.sparse.queues import Queues, SingleQueue
 from varifocal.sparse.selection import Reach
+from varifocal.sparse.speculation import FixedSpeculation
 from varifocal.sparse.timeline import Timeline
 from varifocal.targets._hf import HFTarget
 
@@ -55,6 +56,7 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if min(self.tokens, self.warm_up + 1, *self.contexts, 1) < 1 or not self.contexts:
             raise BadOption("contexts and tokens are at least 1, warm_up at least 0")
+        FixedSpeculation(self.share)  # which checks it
         if self.tokens < 2:
             raise BadOption("a spread needs at least 2 timed tokens")
         if unknown := [name for name in self.predictors if name not in PREDICTORS]:

@@ -27,8 +27,9 @@ from varifocal.cache import check_cacheable
 from varifocal.errors import BadOption, BadRequest, UnsupportedTarget
 from varifocal.sparse.accounting import HitRate
 from varifocal.sparse.blocks import BlockCache, CacheShape
+from varifocal.sparse.guard import GuardedSpeculation
 from varifocal.sparse.phases import PhaseTimes
-from varifocal.sparse.profiling import FEWEST, measure
+from varifocal.sparse.profiling import FEWEST, Care, measure
 from varifocal.sparse.queues import Queues
 from varifocal.sparse.runtime import SparseAttention, Step
 from varifocal.sparse.selection import Queries, Reach
@@ -206,7 +207,7 @@ class SparseCache(Cache):
     def calibrate(self) -> PhaseTimes | None:
         """Measure what phases take at the present length, and guess as many blocks as pays.
 
-        Takes some eighty steps of a layer. None, and no guesses, where the text is too short to
+        Takes some thirty steps of a layer. None, and no guesses, where the text is too short to
         measure; there the budget holds all of it anyway, or nearly.
         """
         self._waits_to_measure = False
@@ -227,8 +228,10 @@ class SparseCache(Cache):
             predictor=self._predictor,
             queues=self._queues,
             kernel=mine.kernel,
+            care=Care(repeats=3),
         )
-        mine.guess_by(ProfiledSpeculation(times, mine.cache.shape.num_layers))
+        layers = mine.cache.shape.num_layers
+        mine.guess_by(GuardedSpeculation(ProfiledSpeculation(times, layers), layers))
         return times
 
     def rates(self) -> list[HitRate]:

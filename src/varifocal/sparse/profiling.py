@@ -18,8 +18,8 @@ from varifocal.sparse.speculation import FixedSpeculation
 
 FEWEST = 8  # units that phases can be measured with
 TAKING_TURNS = 2.0  # the contention where there is one queue only
-_PARTS = (1 / 4, 1 / 2, 1)  # of the cache's length that are measured at
-_GUESSES = (0.25, 0.5, 1.0)  # shares of the chosen units that are guessed meanwhile
+_PARTS = (1 / 4, 1)  # of the cache's length that are measured at
+_GUESSES = (0.5, 1.0)  # shares of the chosen units that are guessed meanwhile
 
 
 Typical = Callable[[Sequence[float]], float]  # of several measurements of one thing
@@ -127,7 +127,7 @@ def measure(
     """Time the phases of steps for these queries, over parts of the cache and all of it.
 
     With two queues their contention is measured as well; one queue takes turns. Fill the cache to
-    the length of interest first. Takes some eighty steps; changes nothing.
+    the length of interest first. Takes some fifty steps, fewer with less care; changes nothing.
     """
     bench = _Bench(cache, reach, layer, queries, selector, predictor, kernel, care)
     unit = bench.unit

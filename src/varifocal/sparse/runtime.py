@@ -138,6 +138,7 @@ class SparseAttention:
         if limit is None:
             choice = select()
             step = self._late(layer, queries, choice, watch)
+            self._speculation.took(layer, step.times.total, is_guessing=False)
             if self._speculation.is_watching(layer):
                 self._afterwards(partial(self._watch, layer, queries, choice))
             return step
@@ -148,7 +149,9 @@ class SparseAttention:
             early = guess()
         else:
             choice, early = self._queues.beside(select, guess)
-        return self._reuse(layer, queries, choice, early, watch)
+        step = self._reuse(layer, queries, choice, early, watch)
+        self._speculation.took(layer, step.times.total, is_guessing=True)
+        return step
 
     def plain(self, layer: int, queries: Queries) -> Step:
         """Attend without speculation: select, then compute everything. Learns nothing."""

@@ -27,6 +27,10 @@ class Speculation(ABC):
     ) -> None:
         """Take note of what was chosen and how the predictor had ranked it (zero: not at all)."""
 
+    @abstractmethod
+    def took(self, layer: int, seconds: float, *, is_guessing: bool) -> None:
+        """Take note of what a step took, with guesses or without."""
+
 
 class NoSpeculation(Speculation):
     """None at all: the steps are plain ones, and nothing is learned."""
@@ -43,6 +47,9 @@ class NoSpeculation(Speculation):
         self, layer: int, ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]
     ) -> None:
         """Nothing to learn."""
+
+    def took(self, layer: int, seconds: float, *, is_guessing: bool) -> None:
+        """Nothing changes."""
 
 
 class FixedSpeculation(Speculation):
@@ -65,6 +72,9 @@ class FixedSpeculation(Speculation):
         self, layer: int, ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]
     ) -> None:
         """Nothing to learn."""
+
+    def took(self, layer: int, seconds: float, *, is_guessing: bool) -> None:
+        """Nothing changes."""
 
 
 class ProfiledSpeculation(Speculation):
@@ -128,6 +138,9 @@ class ProfiledSpeculation(Speculation):
         old = self._hits[layer]
         self._hits[layer] = [decay * o + n for o, n in zip(old, hits, strict=True)]
         self._chosen[layer] = decay * self._chosen[layer] + wanted
+
+    def took(self, layer: int, seconds: float, *, is_guessing: bool) -> None:
+        """The profile stands; `GuardedSpeculation` doubts it."""
 
     def rates(self, layer: int) -> list[float]:
         """Running hit rate for each of SHARES; zero before anything was chosen."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -37,7 +38,7 @@ class BenchConfig:
     gates: str = DEFAULT  # see `parse_methods`
     samplers: str = "own,threshold"  # separated by commas; the first makes the baseline
     canvases: tuple[int, ...] = ()  # none: what each task is meant for
-    block: int = 32
+    blocks: tuple[int, ...] = (8,)
     caching: Caching = "none"
     limit: int = 20  # questions a task
     rivals: int | None = None  # of these for methods that change the path and are not latch; all
@@ -50,10 +51,15 @@ class BenchConfig:
     draws: int = 2000
 
     def __post_init__(self) -> None:
-        least = {"limit": 1, "timed": 0, "batch": 1, "threads": 1, "draws": 1, "block": 1}
+        least = {"limit": 1, "timed": 0, "batch": 1, "threads": 1, "draws": 1}
         for name, count in least.items():
             if getattr(self, name) < count:
                 raise BadOption(f"{name} must be at least {count}, got {getattr(self, name)}")
+        for name in ("canvases", "blocks"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise BadOption(f"{name} has a number twice: {getattr(self, name)}")
+        if not self.blocks:
+            raise BadOption("no length of the blocks was given")
         if self.rivals is not None and self.rivals < 1:
             raise BadOption(f"rivals must be at least 1, got {self.rivals}")
         if self.timed > self.limit:
@@ -198,8 +204,8 @@ def _contests(
         own = find_samplers(config.samplers, denoiser)
         for name in config.tasks or tasks.names():
             task = tasks.find(name)
-            for canvas in config.canvases or (task.canvas,):
-                plan = Plan(canvas=canvas, block=config.block, caching=config.caching)
+            for canvas, block in product(config.canvases or (task.canvas,), config.blocks):
+                plan = Plan(canvas=canvas, block=block, caching=config.caching)
                 drawn = draw(denoiser.tokenizer, name, config.limit, canvas, config.split)
                 setup = Setup(denoiser=denoiser, task=task, plan=plan, batch=config.batch)
                 setup.decoding(drawn.items, own[0], setup.full)  # refuses what does not fit

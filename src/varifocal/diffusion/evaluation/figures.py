@@ -36,8 +36,10 @@ DEFINITIONS = {
     "speed-up": "seconds of full decoding divided by the method's, from the prompt's text to the "
     "answer's, summed over the same questions, which were decoded one by one and in turn. "
     "Measured, never computed from NFE.",
-    "gate share": "of a question's seconds, what the gate took: its rule, parsing, and statistics "
-    "of positions that only it reads.",
+    "gate share": "of a question's seconds, what the gate took: its rule, parsing, and of the "
+    "statistics the part of the positions that only it reads, their fixed cost included.",
+    "added": "beside its forward a step takes so much more than in full decoding by the same "
+    "sampler, as a share of the step: what a gate costs, without attributing anything.",
     "answer tokens/s": "tokens before the first stop token of full decoding's text, for every "
     "method, divided by the method's seconds: filler behind an exit earns nothing.",
     "reduced": "no gate, and so many steps as it takes to have at least the NFE of latch.",
@@ -45,6 +47,9 @@ DEFINITIONS = {
     "is replayed and has no speed.",
     "@tuned": "with thresholds chosen on the questions, and by the rule, of those of latch.",
 }
+
+
+Place = tuple[str, int, int]  # task, canvas, length of the blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +100,18 @@ class Row:
     gate_share: float | None
     share: dict[str, float]  # of seconds: forward, gate, sample, other
     gate_milliseconds: float | None  # a step
+    added_share: float | None  # of a step, what it takes beside its forward more than full does
     step_milliseconds: float | None
     latency: float | None  # seconds a question
     latency_full: float | None
     answer_tokens_per_second: float | None
     rechecked: int  # timed runs that were compared with the replayed or batched ones
     rechecked_equal: int
+
+    @property
+    def place(self) -> Place:
+        """What rows are compared on."""
+        return self.task, self.canvas, self.block
 
 
 def rows_of(contest: Contest, found: Found, seed: int, draws: int) -> list[Row]:
@@ -193,6 +204,7 @@ def _times(
     return made | {
         "gate_share": gate / whole if own else None,
         "gate_milliseconds": 1000 * gate / steps if own else None,
+        "added_share": (_beside(own) - _beside(same)) * steps / whole if own and same else None,
         "step_milliseconds": 1000 * whole / steps if own else None,
         "latency": seconds / len(own) if own else None,
         "latency_full": sum(run.seconds for run in full) / len(full) if own else None,
@@ -213,6 +225,12 @@ def _speedup(
 def _looped(run: Timed) -> float:
     """Seconds of the denoising loop."""
     return run.forward + run.gate + run.sample + run.other
+
+
+def _beside(runs: Sequence[Timed]) -> float:
+    """Seconds of a step beside its forward."""
+    steps = sum(run.outcome.nfe for run in runs)
+    return sum(_looped(run) - run.forward for run in runs) / steps
 
 
 def _shares(runs: Sequence[Timed]) -> dict[str, float]:

@@ -60,7 +60,7 @@ def speedups(grid: Grid, width: Real = 300) -> list[Drawing]:
     numbers = {gate: number for number, gate in enumerate(grid.gates)}
     made = []
     for place in grid.places:
-        own = [row for row in timed if (row.task, row.canvas) == place]
+        own = [row for row in timed if row.place == place]
         if own:
             scale = Scale.upto(max(1.05, *(_most(row) for row in own)))
             items = [_bar(row, numbers[row.gate]) for row in own]

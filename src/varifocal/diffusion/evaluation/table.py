@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from varifocal.diffusion.evaluation.bench import BenchResult
-from varifocal.diffusion.evaluation.figures import SOLVED, Row
+from varifocal.diffusion.evaluation.figures import SOLVED, Place, Row
 from varifocal.evaluation.lead import FEW
 
 BEYOND, UNCLEAR = "‼", "?"
@@ -16,12 +16,11 @@ MARKS = (
     f"points are lost. {UNCLEAR}: fewer are, but the 95 % interval passes 2.0 points. In brackets: "
     "forwards, where nothing can be timed."
 )
-Place = tuple[str, int]  # task and canvas
 _ALL = (
-    "task", "canvas", "gate", "items", "accuracy", "full", "points", "95 %", "agreement", "95 %",
-    "helped", "hurt", "changed", "premature", "exits", "exit step 10/50/90 %", "same text",
-    "whole blocks", "forwards", "of", "×", "95 %", "× same sampler", "95 %", "gate", "gate ms",
-    "step ms", "answer tokens/s", "how", "setting",
+    "task", "canvas", "block", "gate", "items", "accuracy", "full", "points", "95 %", "agreement",
+    "95 %", "helped", "hurt", "changed", "premature", "exits", "exit step 10/50/90 %", "same text",
+    "whole blocks", "forwards", "of", "×", "95 %", "× same sampler", "95 %", "gate", "added",
+    "gate ms", "step ms", "answer tokens/s", "how", "setting",
 )  # fmt: skip
 
 
@@ -42,8 +41,10 @@ class Grid:
 
     def name(self, place: Place) -> str:
         """Of a column."""
-        tasks = [task for task, _ in self.places]
-        return f"{place[0]} {place[1]}" if tasks.count(place[0]) > 1 else place[0]
+        task, canvas, block = place
+        own = [other for other in self.places if other[0] == task]
+        name = f"{task} {canvas}" if len({other[1] for other in own}) > 1 else task
+        return f"{name} /{block}" if len({other[2] for other in own}) > 1 else name
 
     @property
     def title(self) -> str:
@@ -62,8 +63,8 @@ def grids(result: BenchResult) -> list[Grid]:
                 model=model,
                 sampler=sampler,
                 is_baseline_sampler=own[0].is_baseline_sampler,
-                places=tuple(dict.fromkeys((row.task, row.canvas) for row in own)),
-                rows={(row.gate, (row.task, row.canvas)): row for row in own},
+                places=tuple(dict.fromkeys(row.place for row in own)),
+                rows={(row.gate, row.place): row for row in own},
             )
         )
     return made
@@ -112,7 +113,8 @@ def heading(result: BenchResult) -> str:
     return (
         f"{models}: {config['limit']} {config['split']} questions a task, {config['timed']} of "
         f"them timed by {result.clock} time on {config['threads']} thread"
-        f"{'s' if config['threads'] != 1 else ''}, {device}; blocks of {config['block']}"
+        f"{'s' if config['threads'] != 1 else ''}, {device}; blocks of "
+        + ", ".join(map(str, config["blocks"]))
         + (f", {config['caching']} cache" if config["caching"] != "none" else "")
     )
 
@@ -190,6 +192,7 @@ def figures(row: Row) -> list[str]:
     return [
         row.task,
         f"{row.canvas}",
+        f"{row.block}",
         row.gate,
         f"{row.items}",
         f"{row.accuracy:.3f}",
@@ -210,13 +213,18 @@ def figures(row: Row) -> list[str]:
         _ends(row.speedup_ci95, 1, 2),
         _number(row.speedup_sampler, 2),
         _ends(row.speedup_sampler_ci95, 1, 2),
-        "–" if row.gate_share is None else f"{row.gate_share:.1%}",
+        _share(row.gate_share),
+        _share(row.added_share),
         _number(row.gate_milliseconds, 3),
         _number(row.step_milliseconds, 2),
         _number(row.answer_tokens_per_second, 0),
         "replayed" if row.is_replayed else "live",
         row.setting,
     ]
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
 
 
 def _number(value: float | None, digits: int) -> str:

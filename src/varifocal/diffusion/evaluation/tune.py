@@ -31,7 +31,7 @@ class TuneConfig:
     split: Split = "valid"
     limit: int = 400  # questions of each task
     canvases: tuple[int, ...] = ()  # one for each task; none: what it is meant for
-    block: int = 32
+    block: int = 8
     batch: int = 16
     loss: float = 0.5  # points of answers that may be hurt, on each of the tasks
 
