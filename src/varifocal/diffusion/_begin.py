@@ -1,6 +1,7 @@
 """What the weights of the shipped models are before training: heads that look at neighbours."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -20,7 +21,8 @@ def look_near(model: MaskedTransformer) -> None:
     tokens' embeddings one number is the same; queries and keys that are made of it alone, the
     queries turned by an offset, meet best at that offset. Training is free to change it all.
     """
-    config, layer, width = model.config, model.layers[0], model.config.head_width
+    config, width = model.config, model.config.head_width
+    layer = cast(Any, model.layers[0])  # a module list does not say of what
     with torch.no_grad():
         model.embed.weight[:, 0] = 1.0
         scale = _SHARPNESS / model.norm(model.embed.weight)[:, 0].mean()
@@ -46,7 +48,7 @@ def moved(shifted: MaskedTransformer) -> MaskedTransformer:
             heads = weight.unflatten(0, (old.kv_heads, old.head_width))
             known[name] = heads.repeat_interleave(groups, 0).flatten(0, 1)
     model.load_state_dict(known, strict=False)
-    last = model.layers[-1]
+    last = cast(Any, model.layers[-1])
     with torch.no_grad():
         last.query.weight.zero_()
         last.key.weight.zero_()
