@@ -4,6 +4,7 @@ Letters: B rows, W positions of a window that lie on the canvas, G of the canvas
 that are measured, of all rows, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -100,9 +101,9 @@ class Statistics:
     ) -> list[Seen]:
         """Logits about the canvas from position `start` on; one copy from the device."""
         (num_rows, size, width), length = logits.shape, fresh.shape[1]
-        shown = [ask.positions + (row * size - start) for row, ask in enumerate(asks)]
-        places = [ask.positions + row * length for row, ask in enumerate(asks)]
-        inside, there = (_joined(each, logits.device) for each in (shown, places))
+        there = inside = _joined([ask.positions for ask in asks], length, 0, logits.device)
+        if size < length:
+            inside = _joined([ask.positions for ask in asks], size, start, logits.device)
         law = logits.reshape(-1, width).index_select(0, inside).float()
         law.index_fill_(-1, self._never, _NEVER)
         numbers = self._numbers(law, there, num_rows * length)
@@ -110,7 +111,7 @@ class Statistics:
         if any(ask.sampling.temperature > 0 for ask in asks):
             numbers |= _drawn(law, numbers, asks)
         found, begin, seen = _to_host(numbers), 0, []
-        if np.isnan(found["confidence"]).any():
+        if math.isnan(found["confidence"].sum()):
             raise BadArtifact(
                 "the model's logits are not numbers: its weights are damaged, or its precision is "
                 "too small for them; load it again, or with dtype float32"
@@ -162,9 +163,12 @@ class Statistics:
         return Seen(**whole)
 
 
-def _joined(parts: Sequence[Int64[np.ndarray, "..."]], device: torch.device) -> Int64[Tensor, " n"]:
-    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return torch.from_numpy(joined).to(device)
+def _joined(
+    positions: Sequence[Int64[np.ndarray, "..."]], size: int, start: int, device: torch.device
+) -> Int64[Tensor, " n"]:
+    """Positions of rows that lie one behind another, each of `size` positions from `start` on."""
+    parts = [each + (row * size - start) for row, each in enumerate(positions)]
+    return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts)).to(device)
 
 
 def _to_host(numbers: dict[str, Shaped[Tensor, " n"]]) -> dict[str, Shaped[np.ndarray, " n"]]:
