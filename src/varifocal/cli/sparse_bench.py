@@ -15,6 +15,7 @@ from varifocal.cli._sparse_options import ModelOptions, ReachOptions, model_from
 from varifocal.errors import BadOption, BadRequest
 
 if TYPE_CHECKING:
+    from varifocal.demo.recall import LongText
     from varifocal.sparse.bench import BenchConfig, Draw, Row
     from varifocal.sparse.contest import Sample
     from varifocal.targets._hf import HFTarget
@@ -190,15 +191,24 @@ def _tasks(
         )
     for kind in kinds:
         for index in range(count):
-            text = draw_long((kind,), context + 2 * given, index, "test")
-            words, is_said = [*text.words], [False] * len(text.words)
-            for question in text.questions:
-                words += [*question.asked, *question.answer]
-                is_said += [False] * len(question.asked) + [True] * len(question.answer)
+            words, is_said = list[str](), list[bool]()
+            length = context + given
+            while len(words) < context + given:  # a length is about met
+                words, is_said = _written(draw_long((kind,), length, index, "test"))
+                length += given
             ids = torch.tensor([vocabulary[word] for word in words], device=target.device)
             is_answer, end = torch.tensor(is_said, device=target.device), context + given
             samples.append(Sample(kind, ids[:context], ids[context:end], is_answer[context:end]))
     return samples
+
+
+def _written(text: "LongText") -> tuple[list[str], list[bool]]:
+    """Its words, and which of them are of answers."""
+    words, is_said = [*text.words], [False] * len(text.words)
+    for question in text.questions:
+        words += [*question.asked, *question.answer]
+        is_said += [False] * len(question.asked) + [True] * len(question.answer)
+    return words, is_said
 
 
 def _heading(about: dict[str, Any]) -> str:
