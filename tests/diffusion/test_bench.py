@@ -322,7 +322,7 @@ def test_tuning_finds_out_that_early_guesses_are_wrong():
         "sched": ["sched"],
     }
     config = TuneConfig(tasks=("lookup", "compare"), limit=2, canvases=(32, 8), block=8)
-    tuning = tune(config, Pupil(), "low_confidence", settings=settings)
+    tuning = tune(config, Pupil(), settings=settings)
     by_name = {trial.setting: trial for trial in tuning.trials}
     assert by_name["cvc:tau=0.5:w=1:context=none"].worst == 1.0
     assert by_name["cvc:w=2:context=none"].worst == 0.0

@@ -1,7 +1,7 @@
 """`varifocal diffusion bench` and `tune`: what gates keep and what they save."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -255,9 +255,12 @@ class TuneOptions:
         ),
     ] = ""
     block: Annotated[int, typer.Option("--block", help="Length of the blocks.")] = 8
-    sampler: Annotated[
-        str, typer.Option("--sampler", metavar="NAME", help="own: that of the model's family.")
-    ] = "own"
+    samplers: Annotated[
+        str,
+        typer.Option(
+            "--samplers", metavar="A,B", help="Recorded with each. own: that of the model's family."
+        ),
+    ] = "own,threshold"
     limit: Annotated[int, typer.Option("--limit", help="Questions of each task.")] = 400
     split: Annotated[
         str, typer.Option("--split", metavar="valid|train", help="Which questions.")
@@ -290,7 +293,7 @@ def tune(tune: TuneOptions, model: DenoiserOptions, output: OutputOptions) -> No
         raise BadOption(f"--limit must be at least 1, got {tune.limit}")
     if tune.split == "test":
         raise BadOption("settings must not be chosen on what they are tested on; take valid")
-    config = TuneConfig(
+    asked = TuneConfig(
         tasks=tuple(names(tune.tasks)),
         split=tune.split,  # type: ignore[arg-type]  # checked there
         limit=tune.limit,
@@ -299,9 +302,10 @@ def tune(tune: TuneOptions, model: DenoiserOptions, output: OutputOptions) -> No
         loss=tune.loss,
     )
     denoiser = load_denoiser_from(model, model.model, out)
-    (sampler,) = find_samplers(tune.sampler, denoiser)
+    samplers = tuple(sampler.text for sampler in find_samplers(tune.samplers, denoiser))
+    config = replace(asked, samplers=samplers)
     with out.progress("trying settings", None) as bar:
-        tuning = choose(config, denoiser, sampler.text, done=bar.at)
+        tuning = choose(config, denoiser, done=bar.at)
     if tune.out is not None:
         write_whole(tune.out, f"{json.dumps(tuning.frozen(), indent=1)}\n")
     out.write(asdict(tuning) | {"frozen": tuning.frozen()})
@@ -310,8 +314,8 @@ def tune(tune: TuneOptions, model: DenoiserOptions, output: OutputOptions) -> No
 
 def _tuned(tuning: "Tuning") -> Table:
     told = tuning.provenance
-    on = " and ".join(told["tasks"])
-    table = Table(title=f"chosen on {told['items']} questions each of {on}, {told['model']}")
+    on, by = " and ".join(told["tasks"]), " and ".join(told["samplers"])
+    table = Table(title=f"{told['model']}: chosen on {told['items']} questions each of {on}, {by}")
     for name in ("gate", "tried", "setting", "hurt", "forwards", "as published: hurt", "forwards"):
         table.add_column(name, justify="left" if name in ("gate", "setting") else "right")
     for gate, trial in tuning.chosen.items():

@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 SHARES = {
     "lookup": 2.0,
-    "choice": 1.5,
+    "choice": 3.0,
     "compare": 1.5,
     "chain": 2.0,
-    "addition": 2.0,
+    "addition": 3.0,
     "search": 2.0,
     "distractor": 2.0,
     "broken": 1.0,

@@ -31,9 +31,9 @@ class Frozen:
         p = self.provenance
         return (
             f"Settings were chosen once, on {p['items']} {p['split']} questions each of "
-            f"{' and '.join(p['tasks'])} with {p['model']}, and are the same everywhere: "
-            f"{self.chosen['latch']}; {TUNED} marks rivals whose thresholds were chosen on the "
-            f"same questions by the same rule ({p['rule']})."
+            f"{' and '.join(p['tasks'])} with {p['model']} ({', '.join(p['samplers'])}), and are "
+            f"the same everywhere: {self.chosen['latch']}; {TUNED} marks rivals whose "
+            f"thresholds were chosen on the same questions by the same rule ({p['rule']})."
         )
 
 

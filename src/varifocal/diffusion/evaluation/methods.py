@@ -39,7 +39,7 @@ class Method:
     @property
     def is_main(self) -> bool:
         """Whether it runs on all items, however dear that is."""
-        return self.label in (FULL, REDUCED, LATCH)
+        return self.label in (FULL, LATCH)
 
 
 def parse_methods(text: str) -> tuple[Method, ...]:

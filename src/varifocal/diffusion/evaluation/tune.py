@@ -1,4 +1,4 @@
-"""Choose a gate's thresholds on recorded full runs: all settings of all gates by one rule."""
+"""Choose gates' thresholds on recorded full runs: all settings of all gates by one rule."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,12 +28,13 @@ class TuneConfig:
     """On what settings are tried, and what they may cost."""
 
     tasks: tuple[str, ...]
+    samplers: tuple[str, ...] = ("low_confidence",)
     split: Split = "valid"
     limit: int = 400  # questions of each task
     canvases: tuple[int, ...] = ()  # one for each task; none: what it is meant for
     block: int = 8
     batch: int = 16
-    loss: float = 0.5  # points of answers that may be hurt, on each of the tasks
+    loss: float = 0.5  # points of answers that may be hurt, on each task with each sampler
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -52,8 +53,10 @@ class Trial:
 
     gate: str  # which gate it is a setting of
     setting: str  # as typed
-    hurt: tuple[float, ...]  # share of the questions that full decoding answers and it does not
-    nfe_share: tuple[float, ...]  # mean NFE / that of full decoding
+    # Of each task with each sampler: share of the questions that full decoding answers and it does
+    # not, and mean NFE / that of full decoding.
+    hurt: tuple[float, ...]
+    nfe_share: tuple[float, ...]
 
     @property
     def worst(self) -> float:
@@ -83,39 +86,40 @@ class Tuning:
 
 
 def grids() -> dict[str, list[str]]:
-    """Every setting that is tried, by gate; the first of each is the published one."""
+    """Every setting that is tried, by gate: the published one, then the strictest first."""
     cvc = [
-        f"cvc:tau={tau}:w={w}:agg={agg}:{context}"
-        for tau, w, agg, context in product(
-            (0.5, 0.7, 0.8, 0.9, 0.95, 0.98),
-            (1, 2, 3, 4, 6, 8),
-            ("min", "geo", "mean"),
+        f"cvc:tau={tau}:w={w}:agg={agg}:unit={unit}:{context}"
+        for context, tau, w, agg, unit in product(
             (
-                "context=none",
-                "context=prefix_frac:rho=0.25",
-                "context=prefix_frac:rho=0.5",
                 "context=prefix_committed",
+                "context=prefix_frac:rho=0.5",
+                "context=prefix_frac:rho=0.25",
+                "context=none",
             ),
+            (0.98, 0.95, 0.9, 0.8, 0.7, 0.5),
+            (8, 6, 4, 3, 2),  # 1 would be confidence alone
+            ("min", "geo"),
+            ("tokens", "steps"),
         )
     ]
     sched = [
         f"sched:shape={shape}:high={high}:low={low}:unchanged={unchanged}"
         for shape, high, low, unchanged in product(
             ("linear", "cosine", "exp"),
-            (2.5, 5.0, 7.5, 10.0, 12.5, 15.0),
-            (0.0, 2.5, 5.0, 7.5, 10.0),
+            (25.0, 20.0, 15.0, 12.5, 10.0, 7.5, 5.0),
+            (20.0, 15.0, 12.5, 10.0, 7.5, 5.0, 2.5, 0.0),
             ("true", "false"),
         )
         if low <= high
     ]
     prophet = [
         f"prophet:suffix=:early={7.5 * scale}:middle={5 * scale}:late={2.5 * scale}"
-        for scale in (0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4)
+        for scale in (6, 5, 4, 3, 2.5, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5)
     ]
     rest = [
         f"stable_and_confident:stability={steps}:entropy={entropy}"
         for steps, entropy in product(
-            (0, 1, 2, 3, 5, 8), (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+            (8, 5, 3, 2, 1, 0), (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
         )
     ]
     return {
@@ -129,7 +133,6 @@ def grids() -> dict[str, list[str]]:
 def tune(
     config: TuneConfig,
     denoiser: MaskedDenoiser,
-    sampler: str,
     *,
     settings: Mapping[str, Sequence[str]] | None = None,
     done: Done = lambda now, total: None,
@@ -146,10 +149,10 @@ def tune(
     tried = {gate: list(texts) for gate, texts in (settings or grids()).items()}
     texts = [text for own in tried.values() for text in own]
     panel = Panel([gates.find(text) for text in texts])
-    order = samplers.find(sampler)
-    hurt, cost, total = [], [], len(drawn) * config.limit
+    orders = [samplers.find(name) for name in config.samplers]
+    hurt, cost, total = [], [], len(drawn) * len(orders) * config.limit
     ticks = count(1)
-    for one in drawn:
+    for one, order in product(drawn, orders):
         counts = _counts(config, denoiser, order, panel, one, lambda: done(next(ticks), total))
         hurt.append([h / config.limit for h in counts[0]])
         cost.append([c / config.limit for c in counts[1]])
@@ -165,15 +168,15 @@ def tune(
         chosen={gate: choose(own, config.loss / 100) for gate, own in by_gate.items()},
         published={gate: own[0] for gate, own in by_gate.items()},
         trials=trials,
-        provenance=_provenance(config, denoiser, order, drawn, tried),
+        provenance=_provenance(config, denoiser, orders, drawn, tried),
     )
 
 
 def choose(trials: Sequence[Trial], loss: float) -> Trial:
-    """The rule; of equals the first."""
+    """The rule; of equals the first, which is the strictest but for the published one."""
     within = [trial for trial in trials if trial.worst <= loss]
     if within:
-        return min(within, key=lambda trial: (trial.cost, trial.worst))
+        return min(within, key=lambda trial: (round(trial.cost, 3), trial.worst))
     return min(trials, key=lambda trial: (trial.worst, trial.cost))
 
 
@@ -232,7 +235,7 @@ class _Judge:
 def _provenance(
     config: TuneConfig,
     denoiser: MaskedDenoiser,
-    sampler: Sampler[Any],
+    orders: Sequence[Sampler[Any]],
     drawn: Sequence[Drawn],
     tried: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
@@ -244,9 +247,9 @@ def _provenance(
         "split": config.split,
         "items": config.limit,
         "block": config.block,
-        "sampler": sampler.text,
+        "samplers": [order.text for order in orders],
         "rule": f"fewest forwards among settings that hurt at most {config.loss:g} points of the "
-        "answers of either task",
+        "answers on each",
         "settings_tried": {gate: len(own) for gate, own in tried.items()},
         "commit": git_commit(),
     }
