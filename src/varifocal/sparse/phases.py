@@ -1,7 +1,7 @@
 """What the phases of a sparse step take, as lines through measurements, and what a step then takes.
 
-T_prr(m) = T_fixed + side by side(T_select, T_predict + T_attend(kept + m)) + T_diff
-         + T_attend((1 - h(m)) K) + T_merge, against
+T_prr(m) = T_fixed + T_handover + side by side(T_select, T_predict + T_attend(kept + m))
+         + T_diff + T_attend((1 - h(m)) K) + T_merge, against
 T_plain  = T_fixed + T_select + T_attend(kept + K) + T_merge.
 
 h(m) is the share of the K chosen units among the first m guessed. Of two tasks side by side each is
@@ -63,7 +63,7 @@ class PhaseTimes:
     diff: Line = Line()  # by units in the cache
     learn: Line = Line()  # by units in the cache; behind the step
     fixed: float = 0.0  # of any step
-    handover: float = 0.0  # until the second queue begins, and the first knows that it ended
+    handover: float = 0.0  # what two queues cost a step, however long they are side by side
     contention: float = 1.0  # how much slower two tasks are while they run side by side, >= 1
     states: float = 1.0  # how much slower attention that keeps a state by block is than plain's
     is_fused: bool = False  # plain attention merges as it goes; else it is PRR without guesses
@@ -87,7 +87,7 @@ class PhaseTimes:
         What is learned is not waited for, but slows what it runs beside.
         """
         early = self.predict(units) + self.keeping(kept + guessed)
-        together = side_by_side(self.handover + self.select(units), early, self.contention)
+        together = self.handover + side_by_side(self.select(units), early, self.contention)
         late = self.diff(units) + self.keeping((1 - rate) * chosen) + self.merge(kept + chosen)
         return self.fixed + together + late + self.learn(units) * (1 - 1 / self.contention)
 
@@ -106,7 +106,7 @@ class PhaseTimes:
         `rates` are hit rates at each of SHARES. Only numbers count that are attended to before
         selection ends: later the rest of the step would wait for guesses. `may_outlast` lifts that.
         """
-        limit = self.handover + self.select(units)
+        limit = self.select(units)
         found, least = None, (1 - gain) * self.plain(units, kept, chosen)
         for share, rate in zip(SHARES, rates, strict=True):
             guessed = min(int(share * chosen), units - kept)

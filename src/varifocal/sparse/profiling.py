@@ -9,7 +9,7 @@ from itertools import islice
 
 from varifocal.errors import BadRequest
 from varifocal.sparse.blocks import BlockCache
-from varifocal.sparse.phases import SHARES, Line, PhaseTimes
+from varifocal.sparse.phases import Line, PhaseTimes
 from varifocal.sparse.queues import Queues, Settle, SingleQueue
 from varifocal.sparse.runtime import SparseAttention, Step
 from varifocal.sparse.selection import Queries, Reach
@@ -89,6 +89,11 @@ class _Bench:
     def unit(self) -> int:
         return load_selector(self.selector, self.cache).unit(self.cache)
 
+    def upto(self, tokens: int) -> "_Bench":
+        """The same on fewer tokens of the cache."""
+        visible = self.queries.visible.clamp(max=tokens)
+        return replace(self, queries=replace(self.queries, visible=visible))
+
     def attention(self, share: float, queues: Queues) -> SparseAttention:
         """Anew, and primed: the same query over and over is guessed right as far as possible."""
         made = SparseAttention(
@@ -127,7 +132,7 @@ def measure(
     """Time the phases of steps for these queries, over parts of the cache and all of it.
 
     With two queues their contention is measured as well; one queue takes turns. Fill the cache to
-    the length of interest first. Takes some fifty steps, fewer with less care; changes nothing.
+    the length of interest first. Takes some seventy steps, fewer with less care; changes nothing.
     """
     bench = _Bench(cache, reach, layer, queries, selector, predictor, kernel, care)
     unit = bench.unit
@@ -136,13 +141,12 @@ def measure(
         raise BadRequest(
             f"wanted at least {FEWEST} units of {unit} keys to measure at, got {units}"
         )
+    benches = [bench.upto(int(part * units) * unit) for part in _PARTS]
     points, fixed = _Points(), list[float]()
-    for part in _PARTS:
-        visible = queries.visible.clamp(max=int(part * units) * unit)
-        smaller = replace(bench, queries=replace(queries, visible=visible))
+    for part in benches:
         for share in _GUESSES:
             clock = _Clocked()
-            for step in islice(smaller.steps(smaller.attention(share, clock)), care.repeats):
+            for step in islice(part.steps(part.attention(share, clock)), care.repeats):
                 _note(points, fixed, step, clock.seconds)
     times = PhaseTimes(
         select=points.line("select", care.typical),
@@ -156,7 +160,7 @@ def measure(
     )
     if queues is None or isinstance(queues, SingleQueue):
         return times
-    return _with_contention(times, bench, units, queues)
+    return _with_contention(times, benches, queues)
 
 
 def _note(points: _Points, fixed: list[float], step: Step, learning: float) -> None:
@@ -172,30 +176,25 @@ def _note(points: _Points, fixed: list[float], step: Step, learning: float) -> N
     fixed.append(times.total - times.early - times.select - times.late)
 
 
-def _with_contention(times: PhaseTimes, bench: _Bench, units: int, queues: Queues) -> PhaseTimes:
-    """Steps of one queue and of two in turn, with guesses that take about as long as selection."""
-    chosen = bench.reach.count(bench.unit)
-    share = next((s for s in SHARES if times.attend(s * chosen) >= times.select(units)), SHARES[-1])
-    one = bench.steps(bench.attention(share, SingleQueue()))
-    two = bench.steps(bench.attention(share, queues))
-    early, select, together, nothing = (list[float]() for _ in range(4))
-    for serial, parallel in islice(zip(one, two, strict=True), 2 * bench.care.repeats):
-        early.append(serial.times.early)
-        select.append(serial.times.select)
-        together.append(parallel.times.total - times.fixed - parallel.times.late)
-        nothing.append(_seconds(lambda: queues.beside(_nothing, _nothing)))
-    typical = bench.care.typical
-    short, long = sorted((typical(early), typical(select)))
-    handover = typical(nothing)
-    slower = (typical(together) - handover - (long - short)) / short
-    return replace(times, handover=handover, contention=max(1.0, slower))
-
-
-def _nothing() -> None:
-    return
-
-
-def _seconds(act: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    act()
-    return time.perf_counter() - start
+def _with_contention(times: PhaseTimes, benches: Sequence[_Bench], queues: Queues) -> PhaseTimes:
+    """Steps of one queue and of two in turn: what the shorter task adds to the longer one."""
+    points = []
+    for bench in benches:
+        for share in _GUESSES:
+            one = bench.steps(bench.attention(share, SingleQueue()))
+            two = bench.steps(bench.attention(share, queues))
+            pairs = [*islice(zip(one, two, strict=True), bench.care.repeats)]
+            typical = bench.care.typical
+            short, long = sorted(
+                (
+                    typical([serial.times.early for serial, _ in pairs]),
+                    typical([serial.times.select for serial, _ in pairs]),
+                )
+            )
+            both = typical([p.times.total - p.times.late for _, p in pairs]) - times.fixed
+            points.append((short, max(0.0, both - (long - short))))
+    line = Line.through(*points)
+    if line.slope < 1:  # nobody is faster in company
+        handover = statistics.mean(seconds - short for short, seconds in points)
+        return replace(times, contention=1.0, handover=max(0.0, handover))
+    return replace(times, contention=line.slope, handover=line.base)

@@ -3,8 +3,8 @@
 The first queue computes, the second selects and learns. While both are busy each goes on at
 1 / contention of its speed. Per layer, with PRR:
 
-    queue 0: before | predict, speculate | diff, repair, merge | after
-    queue 1:        | select             |                     | learn
+    queue 0: before | predict, speculate | handover, diff, repair, merge | after
+    queue 1:        | select             |                               | learn
 """
 
 from collections import deque
@@ -179,12 +179,13 @@ def _prr(
 ) -> Iterator[Task]:
     """Of a layer whose first task, `before`, has this number."""
     guessed, rate = best
-    select, speculate, merge = number + 2, number + 4, number + 7
+    select, speculate, merge = number + 2, number + 4, number + 8
     units = profile.kept + profile.chosen
-    yield Task("select", 1, times.handover + times.select(profile.units), (number + 1,))
+    yield Task("select", 1, times.select(profile.units), (number + 1,))
     yield Task("predict", 0, times.predict(profile.units))
     yield Task("speculate", 0, times.keeping(profile.kept + guessed))
-    yield Task("diff", 0, times.diff(profile.units), (select, speculate))
+    yield Task("handover", 0, times.handover, (select, speculate))
+    yield Task("diff", 0, times.diff(profile.units))
     yield Task("repair", 0, times.keeping((1 - rate) * profile.chosen))
     yield Task("merge", 0, times.merge(units))
     yield Task("learn", 1, times.learn(profile.units), (merge,))
