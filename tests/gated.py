@@ -21,6 +21,20 @@ def told(text: str, confidence: float = HIGH) -> tuple[str, list[float]]:
     return text + "$" * rest, [confidence] * len(text) + [TAIL] * rest
 
 
+def steady(gate: str | Gate) -> str | Gate:
+    """With the thresholds that these scripts are written for, whatever is chosen as the default."""
+    if not isinstance(gate, str) or gate.partition(":")[0] not in ("cvc", "bwec", "latch"):
+        return gate
+    name, *options = gate.split(":")
+    given = {option.partition("=")[0] for option in options}
+    fixed = {"tau": "0.9", "unit": "steps", "tau_b": "0.95", "tau_lo": "0.9", "w_b": "1"}
+    rules = {"cvc": ("tau", "unit"), "bwec": ("tau_b", "tau_lo", "w_b")}
+    own = {key: fixed[key] for key in rules.get(name, tuple(fixed))}
+    return ":".join(
+        [name, *options, *(f"{k}={value}" for k, value in own.items() if k not in given)]
+    )
+
+
 def run(
     law: Law,
     gate: str | Gate,
@@ -33,7 +47,7 @@ def run(
         [ids_of("?")],
         format=format,
         plan=Plan(**{"canvas": CANVAS, "block": CANVAS} | plan),
-        gate=gate,
+        gate=steady(gate),
     )
     for _ in decoding:
         pass

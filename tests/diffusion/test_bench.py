@@ -9,6 +9,7 @@ from pupil import Pupil
 
 from varifocal.diffusion import gates
 from varifocal.diffusion.decode import generate
+from varifocal.diffusion.evaluation.audience import Audience
 from varifocal.diffusion.evaluation.bench import BenchConfig, BenchResult, run_bench
 from varifocal.diffusion.evaluation.cells import Cells
 from varifocal.diffusion.evaluation.figures import Row
@@ -16,7 +17,7 @@ from varifocal.diffusion.evaluation.film import film
 from varifocal.diffusion.evaluation.frozen import find_gate, frozen
 from varifocal.diffusion.evaluation.intervals import paired_difference, ratio_draws, wilson
 from varifocal.diffusion.evaluation.items import draw
-from varifocal.diffusion.evaluation.measure import Setup, finished, record
+from varifocal.diffusion.evaluation.measure import Setup, finished, record, replayed
 from varifocal.diffusion.evaluation.methods import ALL, parse_methods
 from varifocal.diffusion.evaluation.outcome import Agreement, Outcome, is_right
 from varifocal.diffusion.evaluation.panel import Panel
@@ -307,6 +308,24 @@ def test_a_gate_on_a_panel_exits_where_its_replay_does():
         Panel([gates.find("latch")])
 
 
+@pytest.mark.parametrize("order", ["low_confidence", "entropy", "threshold"])
+def test_a_full_run_that_nobody_watches_to_its_end_tells_the_same(order):
+    texts = ["full", "eos_stop", "oracle", "sched", "cvc:w=2", "cvc:w=8:fill=finish_block"]
+    members = {text: gates.find(text) for text in texts}
+    setup, sampler = setup_of("lookup", 32), find_sampler(order)
+    items = draw(setup.denoiser.tokenizer, "lookup", 3, 32, "valid").items
+    told = replayed(setup, items, sampler, members)
+    tokenizer, lengths = setup.denoiser.tokenizer, []
+    for number, (item, _, recording) in enumerate(record(setup, items, sampler)):
+        for text, gate in members.items():
+            whole = replay(recording, gate, tokenizer, format=setup.format)
+            assert told[text][number] == setup.outcome(whole, item)
+        lengths.append(recording.num_steps)
+    watchers = Audience({text: members[text] for text in ("full", "oracle", "cvc:w=2")})
+    few = [run.num_steps for _, _, run in record(setup, items, sampler, watchers)]
+    assert all(short < long for short, long in zip(few, lengths, strict=True))
+
+
 def test_the_rule_takes_the_cheapest_of_those_that_hurt_little():
     def trial(name: str, hurt: float, cost: float) -> Trial:
         return Trial(gate="cvc", setting=name, hurt=(0.0, hurt), nfe_share=(cost, cost))
@@ -322,13 +341,19 @@ def test_tuning_finds_out_that_early_guesses_are_wrong():
         "sched": ["sched"],
     }
     config = TuneConfig(tasks=("lookup", "compare"), limit=2, canvases=(32, 8), block=8)
-    tuning = tune(config, Pupil(), settings=settings)
+    local = ["w_b=1", "w_b=3:tau_lo=0.95"]
+    tuning = tune(config, Pupil(), settings=settings, local=local)
     by_name = {trial.setting: trial for trial in tuning.trials}
-    assert by_name["cvc:tau=0.5:w=1:context=none"].worst == 1.0
-    assert by_name["cvc:w=2:context=none"].worst == 0.0
-    assert tuning.chosen["cvc"].setting == "cvc:w=2:context=none"
+    _, rash, right = (gates.find(text).text for text in settings["cvc"])
+    assert by_name[rash].worst == 1.0
+    assert by_name[right].worst == 0.0
+    assert tuning.chosen["cvc"].setting == right
     written = tuning.frozen()
-    assert written["chosen"]["latch"] == "latch:w=2:context=none"
+    tried = [trial for trial in tuning.trials if trial.gate == "latch"]
+    assert [trial.setting for trial in tried] == [
+        gates.find(f"{right.replace('cvc', 'latch')}:{way}").text for way in local
+    ]
+    assert written["chosen"]["latch"] == choose(tried, 0.005).setting
     assert written["provenance"]["tasks"] == ["lookup", "compare"]
     for wrong in ({"tasks": ()}, {"tasks": ("lookup",), "canvases": (1, 2)}):
         with pytest.raises(BadOption):
@@ -347,7 +372,8 @@ def test_a_watched_gate_decides_as_it_does_alone_and_its_run_can_be_drawn():
     assert (result.token_ids, result.nfe, result.gate) == (alone.token_ids, alone.nfe, alone.gate)
     drawn = film(result)
     colours = [getattr(part, "fill", None) for part in drawn.parts]
-    filled = result.steps[-1].positions
+    filled = result.steps[-1].filled
+    assert len(filled) == result.num_filled > 0 and set(filled) <= {*result.steps[-1].positions}
     assert colours.count("s7") == len(filled) + 1  # and the legend
     assert any(getattr(p, "width", 0) == 2.6 for p in drawn.parts)  # what was verified
     assert f"exit in step {result.exit_step}" in [getattr(p, "text", "") for p in drawn.parts]

@@ -253,14 +253,14 @@ def test_seconds_are_parts_of_the_whole():
 
 
 def test_a_result_is_written_with_its_counts():
-    (result,) = run(
-        Tabled(scripted(("yes" + "$" * 19, 0.97))), [[5]], format="yes_no", gate="latch"
-    )
+    gate = "latch:unit=steps:w_b=99"
+    law = scripted(("yes" + "$" * 19, [0.97] * 3 + [0.98] + [0.99] * 18))
+    (result,) = run(Tabled(law), [[5]], format="yes_no", gate=gate)
     told = result.to_dict()
     assert told["value"] == "yes" and told["verified_span"] == [0, 1, 2, 3]
     assert told["nfe"] == told["exit_step"] == 4 and told["finish"] == "exit"
     assert told["usage"] == {"prompt_tokens": 1, "canvas": 22}
-    assert (told["gate"], told["sampler"], told["model"]) == ("latch", "low_confidence", "tabled")
+    assert (told["sampler"], told["model"]) == ("low_confidence", "tabled")
 
 
 # -- never-ids -----------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import torch
 from gated import CANVAS, HIGH, NONE, OPEN, A, B, exit_of, run, told
 from tabled import MASK, Law, ids_of, scripted, sure
 
+from varifocal.diffusion.candidate import Candidate
+from varifocal.diffusion.gates._cvc import CVCConfig, Streak, ended
 from varifocal.diffusion.result import DiffusionResult
 
 # -- CVC: candidate, streak, confidence --------------------------------------------------------
@@ -92,9 +94,26 @@ def test_a_committed_token_that_was_doubtful_stays_so():
         each = [0.999 if token != MASK else 0.6 for token in canvas]
         return sure(ids_of(text), each)
 
-    result = run(law, "cvc:w=2")
-    assert result.exit_step is None
-    assert result.reason == "no candidate that held was confident (min >= 0.9) in its context"
+    result = run(law, "cvc:w=2:tau=0.9:agg=min")
+    assert result.exit_step == 7  # its seven tokens, and nothing can change them any more
+    assert result.reason == "the text has ended, with candidate '7'"
+    assert result.confidence == pytest.approx(0.6, abs=1e-6)
+
+
+def test_a_text_that_has_ended_without_an_answer_runs_to_its_end():
+    result = run(scripted((told(NONE)[0], [0.99 - i / 1000 for i in range(CANVAS)])), "cvc:w=2")
+    assert result.exit_step is None and result.finish == "filled"
+
+
+def test_a_drawn_token_that_the_parser_has_not_seen_is_looked_at_first():
+    """What is committed may differ from the argmax that the candidate was found in."""
+    config, streak = CVCConfig(), Streak(stops=frozenset({0}))
+    span = Candidate(value="7", span=(1,), closed=True, marker=1, ids=(7,))
+    streak.candidate, streak.says = span, np.array([5, 7, 0, 0])
+    masked = np.array([False, False, False, True])
+    assert ended(config, streak, np.array([5, 7, 0, MASK]), masked) is not None
+    assert ended(config, streak, np.array([6, 7, 0, MASK]), masked) is None  # another beginning
+    assert ended(config, streak, np.array([5, 7, 9, MASK]), masked) is None  # no end
 
 
 def answer_after(working: int) -> Law:
@@ -265,6 +284,9 @@ def test_a_block_of_ends_waits_while_something_is_said_behind_it():
 
 def test_latch_is_both_rules():
     law = scripted(("workings" + A + "$$$$$", 0.97))
-    result = run(law, "latch:w=4:context=prefix_committed", block=8)
-    assert early_steps(result) == [2, 3]
-    assert result.exit_step == 4 and result.value == "7"
+    result = run(law, "latch:w=9:context=prefix_committed", block=8)
+    assert early_steps(result) == [2, 3]  # the second has all of the answer, and the text's end
+    assert result.exit_step == 3 and result.value == "7"
+    law = scripted(("working" + A + "$$$$$$", [0.97] * 7 + [0.6] + [0.97] * 12))
+    result = run(law, "latch:w=4:t_min=1:context=none:agg=mean", block=8)
+    assert early_steps(result) == [] and result.exit_step == 4

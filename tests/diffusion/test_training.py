@@ -182,7 +182,6 @@ def test_the_shipped_models_reach_the_accuracy_that_gates_need(name, canvas, shi
     assert all(of["answer"] >= 0.9 for of in found.values() if "answer" in of), found
 
 
-@pytest.mark.xfail(strict=True, reason="the shipped weights are interim, their training goes on")
 @pytest.mark.parametrize("name", SHIPPED)
 def test_recipes_tell_an_accuracy_of_95_percent_or_more(name):
     folder = Path(varifocal.diffusion.__file__).parent / "weights" / name

@@ -83,7 +83,8 @@ class MeasureOptions:
         int | None,
         typer.Option(
             "--rivals",
-            help="Of these, for methods that must run live and are not latch; all if left out.",
+            help="Of these, for all methods but full, latch, cvc, eos_stop and oracle; all if left "
+            "out.",
         ),
     ] = None
     timed_items: Annotated[
@@ -278,11 +279,11 @@ class TuneOptions:
 
 
 def tune(tune: TuneOptions, model: DenoiserOptions, output: OutputOptions) -> None:
-    """Choose the thresholds of every gate on the same recorded runs, by the same rule.
+    """Choose the thresholds of every gate on the same questions, by the same rule.
 
     Of a gate's settings that hurt no more than --loss points of the right answers on any of the
-    tasks, the one with the fewest forwards is chosen. What bwec does is not tuned: it changes the
-    path and cannot be replayed.
+    tasks, the one with the fewest forwards is chosen. bwec changes the path and cannot be replayed:
+    its settings run live beside the setting that was chosen for cvc, as latch.
     """
     from varifocal.diffusion.evaluation.bench import find_samplers
     from varifocal.diffusion.evaluation.tune import TuneConfig

@@ -185,7 +185,7 @@ def _check(gate: Gate[Any] | None, format: Format | None, plan: Plan) -> None:
     reason = None
     if gate.needs_future:
         reason = "knows the end of the run, so it cannot stop a live one"
-    elif type(gate).settle is not Gate.settle:
+    elif type(gate).observe is Gate.observe and type(gate).settle is not Gate.settle:
         reason = "waits for committed tokens, and DiffusionGemma commits none before its end"
     elif plan.pins:
         reason = "pins tokens to the canvas, and DiffusionGemma may replace any token by noise"

@@ -19,6 +19,7 @@ class StepRecord:
     positions: tuple[int, ...]  # committed in this step, or filled by an exit; ascending
     tokens: tuple[int, ...]  # at these positions
     num_masked: int  # left after it
+    filled: tuple[int, ...] = ()  # of these positions, those that an exit filled
     is_early: bool = False  # a gate committed the whole block at once
     exit: str | None = None  # a gate's reason, if it ended the row here
     is_done: bool = False  # the row's last step

@@ -123,6 +123,9 @@ class Row:
             positions=positions,
             tokens=tokens,
             num_masked=0 if ending else int(self.decided.masked.sum()),
+            filled=tuple(self.decided.masked[: len(ending.tokens)].nonzero()[0].tolist())
+            if ending
+            else (),
             is_early=is_early,
             exit=ending.exit.reason if ending and ending.exit else None,
             is_done=ending is not None,

@@ -22,6 +22,9 @@ class Sampler(Entry, Generic[S]):
 
     want: ClassVar[Want] = Want()
     plans: ClassVar[bool] = True  # whether it keeps to the planned steps; else it needs no plan
+    # Whether the plan alone says how many positions each step commits, and so how many forwards a
+    # full run takes.
+    has_fixed_pace: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, canvas: int) -> S:

@@ -238,7 +238,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     model, at = train(plan, tokenizer, options.run)
     training = {
         "command": f"python -m varifocal.diffusion.training --model {plan.model} "
-        f"--seconds {plan.cpu_seconds:g} --seed {plan.seed}",
+        f"--seconds {plan.cpu_seconds:g} --rate {plan.rate:g} --seed {plan.seed}"
+        + (" --begin RUN/dream-tiny.pt" if plan.begin else ""),
         "plan": asdict(plan),
         "steps": at.step,
         "tokens": at.tokens,

@@ -41,7 +41,7 @@ class BenchConfig:
     blocks: tuple[int, ...] = (8,)
     caching: Caching = "none"
     limit: int = 20  # questions a task
-    rivals: int | None = None  # of these for methods that change the path and are not latch; all
+    rivals: int | None = None  # of these for methods that are no main ones, as `Method` has it; all
     timed: int = 5  # of these, questions that are timed
     batch: int = 16
     split: Split = "test"

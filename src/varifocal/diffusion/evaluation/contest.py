@@ -42,7 +42,7 @@ class Contest:
     setup: Setup
     samplers: tuple[Sampler[Any], ...]  # the first with `full` is the baseline
     methods: tuple[Method, ...]
-    num_rivals: int  # questions for methods that neither are replayed nor are main ones
+    num_rivals: int  # questions for methods that are no main ones
     num_timed: int
 
     @property
@@ -83,7 +83,7 @@ def num_pieces(contest: Contest) -> int:
                 together = True
             else:
                 count += len(_chunks(_num_items(contest, method), CHUNK))
-        count += len(_chunks(contest.items, CHUNK)) if together else 0
+        count += len(_panels(contest, {})) if together else 0
     return count + len(_chunks(contest.num_timed, TIMED_CHUNK))
 
 
@@ -126,18 +126,32 @@ def _replay(
 ) -> dict[str, list[Outcome]]:
     """All that can be replayed on one recording."""
     made: dict[str, list[Outcome]] = {label: [] for label in gates}
-    texts = {label: gate.text for label, gate in gates.items()}
-    for chunk in _chunks(contest.items, CHUNK):
+    for chunk, present in _panels(contest, gates):
+        texts = {label: gate.text for label, gate in present.items()}
         key = _key(contest, "replayed", chunk) | {"sampler": sampler.text, "gates": texts}
         content = cells.find(key)
         if content is None:
-            some = replayed(contest.setup, contest.drawn.items[chunk], sampler, gates)
+            some = replayed(contest.setup, contest.drawn.items[chunk], sampler, present)
             content = {label: [o.packed() for o in outcomes] for label, outcomes in some.items()}
             cells.keep(key, content)
         for label, rows in content.items():
             made[label] += map(Outcome.unpacked, rows)
         done(f"{_title(contest)}: {sampler.text}, full and what is replayed on it")
     return made
+
+
+def _panels(
+    contest: Contest, gates: dict[str, Gate[Any]]
+) -> list[tuple[slice, dict[str, Gate[Any]]]]:
+    """Pieces of the questions, and who is replayed on each: rivals on the first ones only."""
+    main = {method.label for method in contest.methods if method.is_main}
+    few = {label: gate for label, gate in gates.items() if label in main}
+    first = min(contest.num_rivals, contest.items)
+    rest = _chunks(contest.items - first, CHUNK)
+    return [
+        *((chunk, gates) for chunk in _chunks(first, CHUNK)),
+        *((slice(chunk.start + first, chunk.stop + first), few) for chunk in rest),
+    ]
 
 
 def _live(

@@ -54,11 +54,10 @@ def _cells(result: DiffusionResult, unit: float) -> Iterator[Part]:
     committed: set[int] = set()
     before: tuple[int, ...] = ()
     for row, step in enumerate(result.steps):
-        news, says = set(step.positions), step.told["says"]
-        is_exit = step.is_done and result.exit_step is not None
+        news, filled, says = set(step.positions), set(step.filled), step.told["says"]
         for position in range(result.canvas):
             if position in news:
-                colour = _EARLY if step.is_early else _FILLED if is_exit else _NEW
+                colour = _FILLED if position in filled else _EARLY if step.is_early else _NEW
             elif position in committed:
                 colour = _OLD
             else:

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from varifocal.diffusion import formats
 from varifocal.diffusion.decode import Decoding
 from varifocal.diffusion.denoiser import Denoiser
+from varifocal.diffusion.evaluation.audience import Audience
 from varifocal.diffusion.evaluation.outcome import Outcome
 from varifocal.diffusion.formats import Format
 from varifocal.diffusion.gate import Gate
@@ -99,11 +101,11 @@ class Timed:
 
 
 def record(
-    setup: Setup, items: Sequence[Item], sampler: Sampler[Any]
+    setup: Setup, items: Sequence[Item], sampler: Sampler[Any], gate: Gate[Any] | None = None
 ) -> Iterator[tuple[Item, DiffusionResult, Recording]]:
-    """Full runs, a batch at a time."""
+    """Full runs, a batch at a time; to their end, unless an audience is given as the gate."""
     for some in _batches(items, setup.batch):
-        decoding = setup.decoding(some, sampler, setup.full, recording=True)
+        decoding = setup.decoding(some, sampler, gate or setup.full, recording=True)
         finished(decoding)
         yield from zip(some, decoding.results(), decoding.recordings(), strict=True)
 
@@ -111,15 +113,29 @@ def record(
 def replayed(
     setup: Setup, items: Sequence[Item], sampler: Sampler[Any], gates: Mapping[str, Gate[Any]]
 ) -> dict[str, list[Outcome]]:
-    """What gates that only stop would have done, from one full run of each question."""
+    """What gates that only stop would have done, from one full run of each question.
+
+    Where the plan alone says how many forwards a full run takes, only the first question is taken
+    to its end; the others as far as their answer and the gates need.
+    """
     made: dict[str, list[Outcome]] = {label: [] for label in gates}
-    for item, result, recording in record(setup, items, sampler):
+    num_whole = 1 if sampler.has_fixed_pace else len(items)
+    runs = chain(
+        record(setup, items[:num_whole], sampler),
+        record(setup, items[num_whole:], sampler, Audience(gates)),
+    )
+    whole = 0  # forwards of a full run
+    for number, (item, result, recording) in enumerate(runs):
+        full = setup.outcome(result, item)
+        whole = full.nfe if number < num_whole else whole
+        full = replace(full, nfe=whole, exit_step=None, num_filled=0)
         for label, gate in gates.items():
-            stopped = result
+            outcome = full
             if gate.name != "full":
                 tokenizer = setup.denoiser.tokenizer
                 stopped = replay(recording, gate, tokenizer, format=setup.format)
-            made[label].append(setup.outcome(stopped, item))
+                outcome = setup.outcome(stopped, item)
+            made[label].append(outcome)
     return made
 
 

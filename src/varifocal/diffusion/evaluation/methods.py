@@ -14,6 +14,7 @@ from varifocal.diffusion.statistics import Want
 from varifocal.errors import BadOption
 
 FULL, REDUCED, LATCH, ORACLE = "full", "reduced", "latch", "oracle"
+_WITH_THE_TEXT = (FULL, "cvc", "eos_stop", ORACLE)  # no rest of a run is needed for these
 DEFAULT = (
     "full,reduced,eos_stop,prophet@tuned,sched@tuned,stable_and_confident@tuned,cvc,bwec,latch,"
     "oracle"
@@ -38,8 +39,9 @@ class Method:
 
     @property
     def is_main(self) -> bool:
-        """Whether it runs on all items, however dear that is."""
-        return self.label in (FULL, LATCH)
+        """Whether it runs on all items: what is to be shown, or costs little beside it."""
+        name = self.label.partition(":")[0]
+        return name in (LATCH, *_WITH_THE_TEXT)
 
 
 def parse_methods(text: str) -> tuple[Method, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from varifocal.diffusion.gate import Exit, Gate, Setting
 from varifocal.diffusion.statistics import Want
@@ -20,7 +20,7 @@ class Seat:
     """Where a gate stopped, and the canvas as its exit would have filled it."""
 
     step: int
-    tokens: Int64[np.ndarray, " G"]
+    tokens: Int64[np.ndarray, " G"]  # behind the end of the text there may be masks
 
 
 @dataclass
@@ -29,14 +29,15 @@ class Sitting:
 
     memories: list[Any]
     open: list[int]
+    step: int = 0  # of the last view
     seats: dict[int, Seat] = field(default_factory=dict)  # by number of the member
 
 
 class Panel(Gate[Sitting]):
     """Asks its members and never stops.
 
-    Members must do nothing but stop in `observe`, and fill by the argmax: `replay` of one of them
-    gives the same exits.
+    Members must do nothing but stop, and fill by the argmax, or with stop tokens once the text has
+    ended: `replay` of one of them gives the same exits.
     """
 
     name = "panel"
@@ -57,7 +58,7 @@ class Panel(Gate[Sitting]):
 
     def observe(self, state: Sitting, view: View) -> Exit | None:
         """Let every open member look."""
-        still = []
+        state.step, still = view.step, list[int]()
         for number in state.open:
             exit = self.members[number].observe(state.memories[number], view)
             if exit is None:
@@ -67,6 +68,19 @@ class Panel(Gate[Sitting]):
                 raise ValueError(f"a panel cannot fill by {exit.fill!r}")
             state.seats[number] = Seat(view.step, view.says)
         state.open = still
+        return None
+
+    def settle(
+        self,
+        state: Sitting,
+        tokens: Int64[np.ndarray, " G"],
+        masked: Bool[np.ndarray, " G"],
+    ) -> Exit | None:
+        """Ask every open member whether the text has ended; masks stay in its seat behind it."""
+        for number in list(state.open):
+            if self.members[number].settle(state.memories[number], tokens, masked) is not None:
+                state.seats[number] = Seat(state.step, tokens)
+                state.open.remove(number)
         return None
 
     def told(self, state: Sitting) -> Mapping[str, Any]:

@@ -130,8 +130,8 @@ def notes(result: BenchResult) -> Iterator[str]:
     rivals = {row.items for row in result.rows}
     if len(rivals) > 1:
         yield (
-            f"Methods that must run live and are not latch ran on the first {min(rivals)} "
-            "questions, and are compared with full decoding on these."
+            "Methods other than full, latch, cvc, eos_stop and oracle ran on the first "
+            f"{min(rivals)} questions, and are compared with full decoding on these."
         )
     if 0 < result.config["timed"] < FEW:
         yield (

@@ -1,4 +1,8 @@
-"""Choose gates' thresholds on recorded full runs: all settings of all gates by one rule."""
+"""Choose gates' thresholds: all settings of all gates on the same questions, by one rule.
+
+Settings of gates that only stop watch recorded full runs. What bwec does changes the path: for the
+best setting of cvc, those of bwec beside it run live, as latch.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +12,7 @@ from typing import Any
 from varifocal.diffusion import gates, samplers, tasks
 from varifocal.diffusion.evaluation.contest import weights_of
 from varifocal.diffusion.evaluation.items import Drawn, draw
-from varifocal.diffusion.evaluation.measure import Setup, record
+from varifocal.diffusion.evaluation.measure import Setup, live, record
 from varifocal.diffusion.evaluation.outcome import is_right
 from varifocal.diffusion.evaluation.panel import Panel, Seat
 from varifocal.diffusion.masked import MaskedDenoiser
@@ -54,7 +58,7 @@ class Trial:
     gate: str  # which gate it is a setting of
     setting: str  # as typed
     # Of each task with each sampler: share of the questions that full decoding answers and it does
-    # not, and mean NFE / that of full decoding.
+    # not, and mean NFE / that of full decoding. A live one that hurts too much goes no further.
     hurt: tuple[float, ...]
     nfe_share: tuple[float, ...]
 
@@ -81,8 +85,7 @@ class Tuning:
     def frozen(self) -> dict[str, Any]:
         """The content of frozen.json."""
         settings = {gate: trial.setting for gate, trial in self.chosen.items()}
-        latch = settings["cvc"].replace("cvc", "latch", 1)
-        return {"chosen": {"latch": latch, **settings}, "provenance": self.provenance}
+        return {"chosen": settings, "provenance": self.provenance}
 
 
 def grids() -> dict[str, list[str]]:
@@ -130,14 +133,24 @@ def grids() -> dict[str, list[str]]:
     }
 
 
+def local_grid() -> list[str]:
+    """Every setting of bwec that is tried, the published one first: options of latch."""
+    rest = [
+        f"tau_b={max(least, 0.95)}:tau_lo={least}:w_b={repeats}"
+        for least, repeats in product((0.995, 0.99, 0.98, 0.95), (2, 1))
+    ]
+    return ["tau_b=0.95:tau_lo=0.9:w_b=1", *rest]
+
+
 def tune(
     config: TuneConfig,
     denoiser: MaskedDenoiser,
     *,
     settings: Mapping[str, Sequence[str]] | None = None,
+    local: Sequence[str] | None = None,
     done: Done = lambda now, total: None,
 ) -> Tuning:
-    """One full run of every question; all settings watch its replay.
+    """One full run of every question, which all settings watch; then latch with `local` ones.
 
     Of a gate's settings that hurt no more than `loss` points on any task the one with the fewest
     forwards is chosen; of none, the one that hurts least.
@@ -150,25 +163,39 @@ def tune(
     texts = [text for own in tried.values() for text in own]
     panel = Panel([gates.find(text) for text in texts])
     orders = [samplers.find(name) for name in config.samplers]
-    hurt, cost, total = [], [], len(drawn) * len(orders) * config.limit
+    places = [Place.of(config, denoiser, one, order) for one, order in product(drawn, orders)]
+    ways = local_grid() if local is None else list(local)
     ticks = count(1)
-    for one, order in product(drawn, orders):
-        counts = _counts(config, denoiser, order, panel, one, lambda: done(next(ticks), total))
-        hurt.append([h / config.limit for h in counts[0]])
-        cost.append([c / config.limit for c in counts[1]])
+    total = len(places) * config.limit + len(places) * len(ways)
+
+    def tick() -> None:
+        done(next(ticks), total)
+
+    sums = [_counts(place, panel, tick) for place in places]
     whose = [gate for gate, own in tried.items() for _ in own]
-    trials = tuple(
-        Trial(gate=gate, setting=panel.members[n].text, hurt=h, nfe_share=c)
-        for n, (gate, h, c) in enumerate(
-            zip(whose, zip(*hurt, strict=True), zip(*cost, strict=True), strict=True)
+    trials = [
+        Trial(
+            gate=gate,
+            setting=panel.members[n].text,
+            hurt=tuple(one.hurt[n] / config.limit for one in sums),
+            nfe_share=tuple(one.cost[n] / config.limit for one in sums),
         )
-    )
+        for n, gate in enumerate(whose)
+    ]
     by_gate = {gate: [t for t in trials if t.gate == gate] for gate in tried}
+    loss = config.loss / 100
+    # Of what may be hurt half is left to bwec.
+    chosen = {
+        gate: choose(own, loss / 2 if gate == "cvc" else loss) for gate, own in by_gate.items()
+    }
+    cvc = chosen["cvc"].setting.removeprefix("cvc")
+    texts = [f"latch{cvc}:{way}" for way in ways]
+    by_gate["latch"] = [_live(places, sums, text, loss, tick) for text in texts]
     return Tuning(
-        chosen={gate: choose(own, config.loss / 100) for gate, own in by_gate.items()},
+        chosen=chosen | {"latch": choose(by_gate["latch"], loss)},
         published={gate: own[0] for gate, own in by_gate.items()},
-        trials=trials,
-        provenance=_provenance(config, denoiser, orders, drawn, tried),
+        trials=(*trials, *by_gate["latch"]),
+        provenance=_provenance(config, denoiser, orders, drawn, {**tried, "latch": texts}),
     )
 
 
@@ -188,30 +215,70 @@ def _places(config: TuneConfig) -> Iterator[tuple[str, int]]:
         yield name, config.canvases[number] if config.canvases else task.canvas
 
 
-def _counts(
-    config: TuneConfig,
-    denoiser: MaskedDenoiser,
-    sampler: Sampler[Any],
-    panel: Panel,
-    drawn: Drawn,
-    done: Callable[[], None],
-) -> tuple[list[int], list[float]]:
-    """For each setting: answers hurt, and the sum of NFE in parts of full decoding's."""
-    plan = Plan(canvas=drawn.canvas, block=config.block)
-    setup = Setup(denoiser=denoiser, task=drawn.task, plan=plan, batch=config.batch)
-    hurt, cost = [0] * len(panel.members), [0.0] * len(panel.members)
-    for item, full, recording in record(setup, drawn.items, sampler):
-        watched = replay(recording, panel, denoiser.tokenizer, format=setup.format)
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Questions of a task, and in which order their canvases are filled."""
+
+    setup: Setup
+    items: Sequence[Item]
+    sampler: Sampler[Any]
+
+    @classmethod
+    def of(
+        cls, config: TuneConfig, denoiser: MaskedDenoiser, drawn: Drawn, sampler: Sampler[Any]
+    ) -> "Place":
+        """With one of a config's samplers."""
+        plan = Plan(canvas=drawn.canvas, block=config.block)
+        setup = Setup(denoiser=denoiser, task=drawn.task, plan=plan, batch=config.batch)
+        return cls(setup=setup, items=drawn.items, sampler=sampler)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sums:
+    """Of one place: what each member of the panel hurt and cost, and what full decoding did."""
+
+    hurt: list[int]  # answers
+    cost: list[float]  # NFE in parts of full decoding's
+    full: list[tuple[bool, int]]  # of each question: whether it is right, NFE
+
+
+def _counts(place: Place, panel: Panel, done: Callable[[], None]) -> _Sums:
+    setup, size = place.setup, len(panel.members)
+    sums = _Sums(hurt=[0] * size, cost=[0.0] * size, full=[])
+    for item, full, recording in record(setup, place.items, place.sampler):
+        tokenizer = setup.denoiser.tokenizer
+        watched = replay(recording, panel, tokenizer, format=setup.format)
         seats: dict[int, Seat] = watched.steps[-1].told["seats"]
         was_right = is_right(full.text, item, setup.format)
+        sums.full.append((was_right, full.nfe))
         judge = _Judge(setup, item)
-        for member in range(len(panel.members)):
+        for member in range(size):
             seat = seats.get(member)
-            cost[member] += 1.0 if seat is None else seat.step / full.nfe
+            sums.cost[member] += 1.0 if seat is None else seat.step / full.nfe
             if was_right and seat is not None and not judge.is_right(seat):
-                hurt[member] += 1
+                sums.hurt[member] += 1
         done()
-    return hurt, cost
+    return sums
+
+
+def _live(
+    places: Sequence[Place],
+    sums: Sequence[_Sums],
+    text: str,
+    loss: float,
+    done: Callable[[], None],
+) -> Trial:
+    """A setting of latch, place by place until it hurts more than it may."""
+    gate = gates.find(text)
+    hurt, cost = list[float](), list[float]()
+    for place, known in zip(places, sums, strict=True):
+        if not hurt or hurt[-1] <= loss:
+            outcomes = live(place.setup, place.items, place.sampler, gate)
+            pairs = list(zip(outcomes, known.full, strict=True))
+            hurt.append(sum(right and not o.is_right for o, (right, _) in pairs) / len(pairs))
+            cost.append(sum(o.nfe / nfe for o, (_, nfe) in pairs) / len(pairs))
+        done()
+    return Trial(gate="latch", setting=gate.text, hurt=tuple(hurt), nfe_share=tuple(cost))
 
 
 class _Judge:
@@ -249,7 +316,7 @@ def _provenance(
         "block": config.block,
         "samplers": [order.text for order in orders],
         "rule": f"fewest forwards among settings that hurt at most {config.loss:g} points of the "
-        "answers on each",
+        "answers on each, cvc half of that",
         "settings_tried": {gate: len(own) for gate, own in tried.items()},
         "commit": git_commit(),
     }

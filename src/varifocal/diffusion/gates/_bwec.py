@@ -19,9 +19,9 @@ from varifocal.diffusion.view import View
 class BWECConfig(Gate.Config):
     """When a block is committed at once."""
 
-    tau_b: float = 0.95  # least mean confidence of its masks
-    tau_lo: float = 0.9  # least confidence of each; 0.5 cost accuracy on chains
-    w_b: int = 1  # fresh observations in a row that repeated the argmax of each
+    tau_b: float = 0.995  # least mean confidence of its masks
+    tau_lo: float = 0.995  # least confidence of each; at 0.9 small models lost looked-up digits
+    w_b: int = 2  # fresh observations in a row that repeated the argmax of each
     s_min: int = 1  # forwards spent in the block at least, this one included
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 
 from varifocal.diffusion.candidate import Candidate
 from varifocal.diffusion.entries import check_count, check_share
@@ -21,12 +21,13 @@ from varifocal.diffusion.view import View
 class CVCConfig(Gate.Config):
     """When a candidate counts as verified."""
 
-    tau: float = 0.9  # least confidence of the candidate's span
+    tau: float = 0.95  # least confidence of the candidate's span
     agg: Literal["min", "mean", "geo"] = "min"  # of its tokens; geo: the geometric mean
     w: int = 4  # observations of the same candidate in a row, the first and this one included
     # tokens: 1 + the tokens committed since the first of them. With one token a step it is the
-    # same; where steps commit many, each of them is evidence that the candidate withstood.
-    unit: Literal["steps", "tokens"] = "steps"
+    # same; where steps commit many, each of them is evidence that the candidate withstood. Where
+    # nothing is committed before the end (DiffusionGemma), steps count.
+    unit: Literal["steps", "tokens"] = "tokens"
     t_min: int = 2  # no exit before this step
     min_len: int = 1  # tokens of the span at least
     # Of the positions before the marker, at least the share `rho` must be committed, or all: a
@@ -47,6 +48,8 @@ class CVCConfig(Gate.Config):
 class Streak:
     """A candidate, and how long it has been the same."""
 
+    stops: frozenset[int] = frozenset()  # ids that end a text
+    says: Int64[np.ndarray, " G"] | None = None  # the text of the last view
     candidate: Candidate | None = None
     span: Int64[np.ndarray, " s"] = field(default_factory=lambda: np.zeros(0, np.int64))
     length: int = 0  # observations; 0 too while none of them was fresh
@@ -65,7 +68,7 @@ class Streak:
 
 def verify(config: CVCConfig, streak: Streak, view: View) -> Exit | None:
     """Observe a view, and say whether its candidate is verified."""
-    found = view.candidate
+    found, streak.says = view.candidate, view.says
     if found is None or not found.closed or len(found.span) < config.min_len:
         streak.restart(None)
         return None
@@ -84,6 +87,31 @@ def verify(config: CVCConfig, streak: Streak, view: View) -> Exit | None:
         f"{config.agg} confidence {streak.confidence:.3f}"
     )
     return Exit(reason=reason, fill=config.fill, candidate=found, confidence=streak.confidence)
+
+
+def ended(
+    config: CVCConfig,
+    streak: Streak,
+    tokens: Int64[np.ndarray, " G"],
+    masked: Bool[np.ndarray, " G"],
+) -> Exit | None:
+    """Say whether nothing can change the candidate any more, however sure of it the model is.
+
+    That is so once a stop token and all before it are committed, as the parser last saw them.
+    """
+    found, says = streak.candidate, streak.says
+    if found is None or says is None:
+        return None
+    decided = tokens[: int(masked.argmax()) if masked.any() else len(masked)].tolist()
+    end = next((n for n, token in enumerate(decided) if token in streak.stops), None)
+    if end is None or decided[: end + 1] != says[: end + 1].tolist():
+        return None
+    return Exit(
+        reason=f"the text has ended, with candidate {found.value!r:.40}",
+        fill="cut" if config.fill == "cut" else "stop",
+        candidate=found,
+        confidence=streak.confidence,
+    )
 
 
 def told(streak: Streak) -> dict[str, Any]:
@@ -131,7 +159,9 @@ def _count(config: CVCConfig, streak: Streak, view: View) -> int:
         return 0
     if streak.length == 1:
         streak.begun = committed
-    return streak.length if config.unit == "steps" else 1 + committed - streak.begun
+    if config.unit == "steps":
+        return streak.length
+    return max(streak.length, 1 + committed - streak.begun)
 
 
 def _aggregate(quality: Float[np.ndarray, " s"], agg: str) -> float:

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from jaxtyping import Bool, Int64
+
 from varifocal.diffusion.gate import Exit, Gate, Setting
 from varifocal.diffusion.gates._bwec import BWECConfig, Repeats, may_commit
-from varifocal.diffusion.gates._cvc import CVCConfig, Streak, told, unmet, verify
+from varifocal.diffusion.gates._cvc import CVCConfig, Streak, ended, told, unmet, verify
 from varifocal.diffusion.view import View
 
 
@@ -32,7 +35,7 @@ class Latch(Gate[tuple[Streak, Repeats]]):
 
     def start(self, setting: Setting) -> tuple[Streak, Repeats]:
         """No candidate, nothing repeated."""
-        return Streak(), Repeats.of(setting.stops)
+        return Streak(stops=setting.stops), Repeats.of(setting.stops)
 
     def observe(self, state: tuple[Streak, Repeats], view: View) -> Exit | None:
         """Whether the candidate is verified."""
@@ -43,6 +46,15 @@ class Latch(Gate[tuple[Streak, Repeats]]):
     def early(self, state: tuple[Streak, Repeats], view: View) -> bool:
         """Whether the block goes as a whole."""
         return may_commit(self.config, state[1], view)
+
+    def settle(
+        self,
+        state: tuple[Streak, Repeats],
+        tokens: Int64[np.ndarray, " G"],
+        masked: Bool[np.ndarray, " G"],
+    ) -> Exit | None:
+        """Whether the text has ended with its candidate."""
+        return ended(self.config, state[0], tokens, masked)
 
     def told(self, state: tuple[Streak, Repeats]) -> Mapping[str, Any]:
         """The candidate, its streak and its confidence."""

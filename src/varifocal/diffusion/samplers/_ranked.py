@@ -40,6 +40,8 @@ def llada_count(view: View) -> int:
 class Llada(Memoryless):
     """The k positions of the highest scores, k by LLaDA's schedule."""
 
+    has_fixed_pace = True
+
     @abstractmethod
     def scores(self, view: View) -> Float[np.ndarray, " G"]:
         """Higher is sooner."""
@@ -69,6 +71,7 @@ class Dream(Memoryless):
     """
 
     Config = DreamConfig
+    has_fixed_pace = True
 
     @abstractmethod
     def scores(self, view: View) -> Float[np.ndarray, " G"]:

@@ -15,4 +15,4 @@ def _write(rng: Random, size: int) -> tuple[str, str, str]:
     return f"lookup: {pairs} ;{key}\n", f" {key}{value} <answer>{value}</answer>", value
 
 
-TASK = Task(name="lookup", format="tag", regime="short", canvas=64, sizes=(4, 9), write=_write)
+TASK = Task(name="lookup", format="tag", regime="short", canvas=128, sizes=(4, 9), write=_write)
