@@ -45,6 +45,7 @@ from varifocal.sparse.selectors import Quest
 from varifocal.sparse.simulator import Projection, project
 
 WARM_UP = 3
+TOLERANCE = 0.1  # of a measured step
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Row:
         return self.predicted / self.two_threads[1] - 1
 
     @property
+    def is_near(self) -> bool:
+        """Whether the simulator may be believed here."""
+        return abs(self.deviation) <= TOLERANCE
+
+    @property
     def saving(self) -> float:
         """Of the window, measured."""
         return 1 - self.two_threads[1] / self.plain[1]
@@ -92,7 +98,10 @@ def main() -> None:
             "commit": git_commit(),
             "settings": {k: v for k, v in vars(args).items() if k != "json"},
         }
-        made = [asdict(r) | {"deviation": r.deviation, "saving": r.saving} for r in rows]
+        made = [
+            asdict(r) | {"deviation": r.deviation, "is_near": r.is_near, "saving": r.saving}
+            for r in rows
+        ]
         text = json.dumps(about | {"rows": made}, indent=1)
         args.json.write_text(f"{text}\n", encoding="utf-8")
 
@@ -282,7 +291,10 @@ def show(rows: Sequence[Row]) -> None:
             f"{r.saving:+.1%}",
             "off" if r.is_guarded else "on",
         )
-    Console().print(table)
+    console = Console(width=160)
+    console.print(table)
+    near = sum(r.is_near for r in rows)
+    console.print(f"predicted within {TOLERANCE:.0%} at {near} of {len(rows)} lengths")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from varifocal.cli import (
     diffusion_verify,
     sparse,
     sparse_bench,
+    sparse_rates,
     sparse_simulate,
     suite,
 )
@@ -50,7 +51,13 @@ suite_app.command("check", cls=Command)(sectioned(suite.check))
 app.add_typer(suite_app, name="suite")
 
 sparse_app = typer.Typer(cls=Program, help="Dynamic sparse attention with PRR.")
-for _act in (sparse.generate, sparse.verify, sparse_bench.bench, sparse_simulate.simulate):
+for _act in (
+    sparse.generate,
+    sparse.verify,
+    sparse_bench.bench,
+    sparse_rates.rates,
+    sparse_simulate.simulate,
+):
     sparse_app.command(cls=Command)(sectioned(_act))
 app.add_typer(sparse_app, name="sparse")
 

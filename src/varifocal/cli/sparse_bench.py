@@ -1,23 +1,21 @@
 """`varifocal sparse bench`: speed, hit rates and equal texts, by selector, predictor and length."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
 from varifocal.cli._inputs import names
 from varifocal.cli._options import OutputOptions
 from varifocal.cli._output import Output, write_whole
 from varifocal.cli._sparse_options import ModelOptions, ReachOptions, model_from, queues_from
-from varifocal.errors import BadOption, BadRequest
+from varifocal.cli._sparse_texts import TextOptions, draw_from
+from varifocal.errors import BadOption
 
 if TYPE_CHECKING:
-    from varifocal.demo.recall import LongText
-    from varifocal.sparse.bench import BenchConfig, Draw, Row
-    from varifocal.sparse.contest import Sample
+    from varifocal.sparse.bench import BenchConfig, Row
     from varifocal.targets._hf import HFTarget
 
 _LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)  # of which the longest that fit are the default
@@ -50,32 +48,6 @@ class MeasureOptions(ReachOptions):
     ] = 1.0
     tokens: Annotated[int, typer.Option("--tokens", help="Timed tokens of a text.")] = 32
     warm_up: Annotated[int, typer.Option("--warm-up", help="Tokens before any is timed.")] = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextOptions:
-    """What is read."""
-
-    text: Annotated[
-        list[Path],
-        typer.Option(
-            "--text",
-            metavar="FILE",
-            help="A long text in UTF-8. Repeatable. Left out: Python's documentation; for the "
-            "tiny model, texts of --tasks.",
-        ),
-    ] = field(default_factory=list)
-    tasks: Annotated[
-        str,
-        typer.Option(
-            "--tasks",
-            metavar="A,B",
-            help="Kinds of text that the tiny model was taught: copy, record, chain, mix.",
-        ),
-    ] = ""
-    samples: Annotated[
-        int, typer.Option("--samples", help="Places in each text, or texts of each task.")
-    ] = 1
     free: Annotated[
         bool,
         typer.Option(
@@ -111,8 +83,8 @@ def bench(
         raise BadOption(f"--report {output.report}: there is no folder {output.report.parent}")
     measure.reach()
     target = model_from(model, out)
-    config = _config(measure, texts, target)
-    draw = _draw(texts, target)
+    config = _config(measure, target)
+    draw = draw_from(texts, target)
     with out.progress("measuring", None) as bar, queues_from(model, target.device) as queues:
         result = run_bench(config, target, draw, queues=queues, progress=bar.step)
     about: dict[str, Any] = {
@@ -133,7 +105,7 @@ def bench(
         raise typer.Exit(1)
 
 
-def _config(measure: MeasureOptions, texts: TextOptions, target: "HFTarget") -> "BenchConfig":
+def _config(measure: MeasureOptions, target: "HFTarget") -> "BenchConfig":
     from varifocal.sparse.bench import BenchConfig
 
     after = measure.tokens + measure.warm_up
@@ -153,62 +125,8 @@ def _config(measure: MeasureOptions, texts: TextOptions, target: "HFTarget") -> 
         share=measure.guesses,
         tokens=measure.tokens,
         warm_up=measure.warm_up,
-        follows=not texts.free,
+        follows=not measure.free,
     )
-
-
-def _draw(options: TextOptions, target: "HFTarget") -> "Draw":
-    """What to read at each length."""
-    from varifocal.sparse.decoding import TINY
-    from varifocal.sparse.texts import documentation, read_text, windows
-
-    if options.samples < 1:
-        raise BadOption(f"--samples must be at least 1, got {options.samples}")
-    if options.text and options.tasks:
-        raise BadOption("give either --text or --tasks")
-    if options.tasks or (target.name == TINY and not options.text):
-        kinds = names(options.tasks) or ["copy", "record", "chain", "mix"]
-        return lambda context, given: _tasks(target, kinds, context, given, options.samples)
-    texts = [(path.name, read_text(path)) for path in options.text]
-    texts = texts or [("Python's documentation", documentation())]
-    return lambda context, given: windows(target, texts, context, given, options.samples)
-
-
-def _tasks(
-    target: "HFTarget", kinds: Sequence[str], context: int, given: int, count: int
-) -> "list[Sample]":
-    """Texts whose questions need far-away words, cut so that answers are among what follows."""
-    from varifocal.demo.recall import KINDS, MARKS, WORDS, draw_long
-    from varifocal.sparse.contest import Sample
-
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise BadOption(f"no task {unknown[0]!r}; there are {', '.join(KINDS)}")
-    vocabulary, samples = target.tokenizer.get_vocab(), []
-    if missing := [word for word in (*MARKS, *WORDS) if word not in vocabulary]:
-        raise BadRequest(
-            f"{target.name} does not know {missing[0]!r} and {len(missing) - 1} other words of the "
-            "tasks, which are for the tiny model: give --text FILE"
-        )
-    for kind in kinds:
-        for index in range(count):
-            words, is_said = list[str](), list[bool]()
-            length = context + given
-            while len(words) < context + given:  # a length is about met
-                words, is_said = _written(draw_long((kind,), length, index, "test"))
-                length += given
-            ids = torch.tensor([vocabulary[word] for word in words], device=target.device)
-            is_answer, end = torch.tensor(is_said, device=target.device), context + given
-            samples.append(Sample(kind, ids[:context], ids[context:end], is_answer[context:end]))
-    return samples
-
-
-def _written(text: "LongText") -> tuple[list[str], list[bool]]:
-    """Its words, and which of them are of answers."""
-    words, is_said = [*text.words], [False] * len(text.words)
-    for question in text.questions:
-        words += [*question.asked, *question.answer]
-        is_said += [False] * len(question.asked) + [True] * len(question.answer)
-    return words, is_said
 
 
 def _heading(about: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """`varifocal sparse simulate`: what PRR would save, from times of phases and hit rates."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -46,6 +47,23 @@ class GuessOptions:
             help="Of the chosen blocks, where as many are guessed as chosen.",
         ),
     ] = "0.7,0.8,0.9,0.95,1"
+    rates: Annotated[
+        Path | None,
+        typer.Option(
+            "--rates",
+            metavar="FILE.json",
+            help="Measured ones instead: what sparse rates --json wrote. Of its rows, those count "
+            "whose selector, number of chosen blocks and length are nearest to the profile's.",
+        ),
+    ] = None
+    predictors: Annotated[
+        str,
+        typer.Option(
+            "--predictors",
+            metavar="A,B",
+            help="Whose measured rates; last is always among them. Left out: all.",
+        ),
+    ] = ""
     contention: Annotated[
         str,
         typer.Option(
@@ -73,18 +91,49 @@ def simulate(machine: ProfileOptions, guess: GuessOptions, output: OutputOptions
     from varifocal.sparse.simulator import simulate as project
 
     out = Output(output)
-    rates = _numbers("--hit-rates", guess.hit_rates)
+    if guess.predictors and guess.rates is None:
+        raise BadOption("--predictors chooses among measured rates: give --rates FILE.json as well")
     contentions: list[float | None] = [*_numbers("--contention", guess.contention)] or [None]
+    curves = _curves(guess)
     made = [
-        project(profile, rate, contention=contention, may_outlast=guess.may_outlast)
+        (
+            named,
+            project(profile, curve, contention=contention, may_outlast=guess.may_outlast),
+        )
         for profile in _profiles(machine)
         for contention in contentions
-        for rate in rates
+        for named, curve in curves(profile)
     ]
     source = SOURCE if machine.profile in ("quest", "infllm") else machine.profile
-    out.write({"source": source, "rows": [row.to_dict() for row in made]})
+    rows = [row.to_dict() | {"rates": named} for named, row in made]
+    out.write({"source": source, "rows": rows})
     out.table(_table(made))
-    out.note(f"projected from {source}")
+    out.note(
+        f"projected from {source}" + (f", hit rates from {guess.rates}" if guess.rates else "")
+    )
+
+
+_Curve = tuple[dict[str, Any] | None, float | Sequence[float]]  # where it is from; the rates
+
+
+def _curves(guess: GuessOptions) -> "Callable[[Profile], list[_Curve]]":
+    """What hit rates to project a profile with."""
+    if guess.rates is None:
+        assumed: list[_Curve] = [(None, rate) for rate in _numbers("--hit-rates", guess.hit_rates)]
+        return lambda _: assumed
+    from varifocal.sparse.measured import nearest, read_rates
+
+    measured = read_rates(guess.rates)
+    asked = names(guess.predictors)
+    wanted = [*dict.fromkeys(("last", *asked))] if asked else []
+
+    def found(profile: "Profile") -> list[_Curve]:
+        return [
+            ({"predictor": r.predictor, "context": r.context, "budget": r.budget}, r.curve)
+            for r in nearest(measured, profile, wanted)
+        ]
+
+    return found
 
 
 def _profiles(options: ProfileOptions) -> "list[Profile]":
@@ -105,17 +154,20 @@ def _numbers(option: str, text: str) -> list[float]:
         raise BadOption(f"{option} wants numbers, got {text!r}") from None
 
 
-def _table(rows: "list[Projection]") -> Table:
+def _table(rows: "Sequence[tuple[dict[str, Any] | None, Projection]]") -> Table:
+    is_measured = rows[0][0] is not None
     table = Table(
-        *("profile", "context", "batch", "contention", "hit rate", "guessed of chosen"),
-        *("window", "saved", "token", "saved"),
+        *("profile", "context", "batch", "contention"),
+        *(("predictor", "measured at") if is_measured else ()),
+        *("hit rate", "guessed of chosen", "window", "saved", "token", "saved"),
     )
-    for row in rows:
+    for named, row in rows:
         table.add_row(
             row.profile,
             f"{row.context}",
             f"{row.batch}",
             f"{row.contention:.2f}",
+            *((named["predictor"], f"{named['context']}/{named['budget']}") if named else ()),
             "–" if row.asked_rate is None else f"{row.asked_rate:.0%}",
             "off" if row.guessed is None else f"{row.guessed} of {row.chosen}",
             f"{1e3 * row.plain_window:.2f} → {1e3 * row.window:.2f} ms",

@@ -24,7 +24,7 @@ from varifocal.sparse.contest import (
 )
 from varifocal.sparse.decoding import dense_twin
 from varifocal.sparse.huggingface import SparseCache
-from varifocal.sparse.predictors import PREDICTORS
+from varifocal.sparse.predictors import split_name
 from varifocal.sparse.queues import Queues, SingleQueue
 from varifocal.sparse.selection import Reach
 from varifocal.sparse.speculation import FixedSpeculation
@@ -59,8 +59,8 @@ class BenchConfig:
         FixedSpeculation(self.share)  # which checks it
         if self.tokens < 2:
             raise BadOption("a spread needs at least 2 timed tokens")
-        if unknown := [name for name in self.predictors if name not in PREDICTORS]:
-            raise BadOption(f"no predictor {unknown[0]!r}; there are {', '.join(PREDICTORS)}")
+        for name in self.predictors:
+            split_name(name)  # which checks it
 
     @property
     def all_predictors(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from random import Random
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -31,7 +32,7 @@ DENSE, PLAIN = "dense", "plain"
 SERIAL, PARALLEL, GUARDED = "prr_serial", "prr_two_threads", "prr_guarded"
 
 
-_OWN = 3  # tokens of the prompt that each way reads: two together, then one
+OWN = 3  # tokens of the prompt that each way reads: two together, then one
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,10 @@ class Contest:
 
 def prefilled(dense: HFTarget, sample: Sample) -> Decoder:
     """The prompt read densely, but for its end, which each way reads for itself."""
-    if len(sample.prompt) <= _OWN:
-        raise BadRequest(f"wanted a context of more than {_OWN} tokens, got {len(sample.prompt)}")
+    if len(sample.prompt) <= OWN:
+        raise BadRequest(f"wanted a context of more than {OWN} tokens, got {len(sample.prompt)}")
     decoder = Decoder(dense, DynamicCache())
-    decoder.read(sample.prompt[:-_OWN])
+    decoder.read(sample.prompt[:-OWN])
     return decoder
 
 
@@ -151,8 +152,9 @@ def compete(
     runs = _runs(target, full, sample, selector, predictors, setting, queues)
     for turn in range(needed):
         logits = {}
-        for number in range(len(runs)):  # another one begins each time
-            run = runs[(turn + number) % len(runs)]
+        # In another order each time: whoever follows dense attention finds the processor's caches
+        # full of its keys.
+        for run in Random(turn).sample(runs, len(runs)):
             logits[id(run)] = run.step(is_timed=turn >= setting.warm_up)
         (plain,) = (logits[id(run)].float() for run in runs if run.track.way == PLAIN)
         for run in runs:
@@ -184,7 +186,7 @@ def _runs(
     cache.take(full.cache)
     sparse = Decoder(target, cache, full.length)
     for decoder in (dense, sparse):
-        decoder.read(sample.prompt[-_OWN:-1])  # which primes the predictors
+        decoder.read(sample.prompt[-OWN:-1])  # which primes the predictors
     runs = [_Run(Track(DENSE, ""), dense, last), _Run(Track(PLAIN, ""), sparse, last)]
     for predictor in predictors:
         for way, shared in ((SERIAL, None), (PARALLEL, queues), (GUARDED, queues)):

@@ -79,9 +79,13 @@ class Decoder:
         """Of the target."""
         return self._target.device
 
-    @torch.no_grad()
     def read(self, tokens: Int64[Tensor, " N"]) -> Float[Tensor, " V"]:
         """Append tokens; the logits behind the last of them."""
+        return self.read_all(tokens, last=1)[0]
+
+    @torch.no_grad()
+    def read_all(self, tokens: Int64[Tensor, " N"], last: int) -> Float[Tensor, "last V"]:
+        """Append tokens; the logits behind each of the `last` ones."""
         end = self.length + len(tokens)
         if end > self._target.context_length:
             raise BadRequest(
@@ -96,8 +100,8 @@ class Decoder:
             **{self._keyword: self.cache},
         )
         self.length = end
-        logits: Tensor = self._target.head(out.last_hidden_state[0, -1:])
-        return logits[0]
+        logits: Tensor = self._target.head(out.last_hidden_state[0, -last:])
+        return logits
 
     def branch(self, cache: Any) -> "Decoder":
         """Another text that goes on from here, over a copy of this cache that the caller made."""

@@ -196,6 +196,11 @@ class SparseAttention:
         self.settle()
         self._speculation = speculation
 
+    def predict_by(self, predictor: Predictor) -> None:
+        """From now on this one guesses, which knows nothing of what was chosen so far."""
+        self.settle()
+        self._predictor = predictor
+
     def rates(self) -> list[HitRate]:
         """Hit rates of the predictor and of `last`, which is always there."""
         self.settle()

@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from varifocal.errors import BadOption
 from varifocal.sparse.phases import SHARES, PhaseTimes
+
+NOWHERE = 1 << 30  # the place of a unit that is not ranked
 
 
 class Speculation(ABC):
@@ -50,6 +52,14 @@ class NoSpeculation(Speculation):
 
     def took(self, layer: int, seconds: float, *, is_guessing: bool) -> None:
         """Nothing changes."""
+
+
+class OnlyWatching(NoSpeculation):
+    """None at all, but every step is learned from: to see how often guesses would be right."""
+
+    def is_watching(self, layer: int) -> bool:
+        """Always."""
+        return True
 
 
 class FixedSpeculation(Speculation):
@@ -147,12 +157,16 @@ class ProfiledSpeculation(Speculation):
         return [hits / max(self._chosen[layer], 1.0) for hits in self._hits[layer]]
 
 
-def _hits(ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]) -> list[int]:
-    """How many of the chosen units were among the best ranked, for each of SHARES."""
+def places(ranking: Float[Tensor, "Q H U"]) -> Int64[Tensor, "Q H U"]:
+    """Which place each unit has in a ranking, from 0; those of weight zero come behind all."""
     order = ranking.sort(dim=-1, descending=True, stable=True).indices
     numbers = torch.arange(ranking.shape[-1], device=ranking.device).expand_as(order)
     place = torch.empty_like(order).scatter(-1, order, numbers)
-    place = place.masked_fill(ranking <= 0, ranking.shape[-1])[chosen]
+    return place.masked_fill(ranking <= 0, NOWHERE)
+
+
+def _hits(ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]) -> list[int]:
+    """How many of the chosen units were among the best ranked, for each of SHARES."""
     wanted = int(chosen.sum(-1).max()) if chosen.numel() else 0
     limits = torch.tensor([int(share * wanted) for share in SHARES], device=ranking.device)
-    return (place[:, None] < limits).sum(0).tolist()
+    return (places(ranking)[chosen][:, None] < limits).sum(0).tolist()

@@ -52,3 +52,19 @@ def windows(
             prompt = torch.cat([begin, window[:cut]])
             samples.append(Sample(name, prompt, window[cut : cut + given]))
     return samples
+
+
+def nested(
+    target: HFTarget,
+    texts: Sequence[tuple[str, str]],
+    contexts: Sequence[int],
+    given: int,
+    count: int,
+) -> list[list[Sample]]:
+    """The windows of the longest context, each as samples of all contexts with one beginning."""
+    found = []
+    for number, window in enumerate(windows(target, texts, max(contexts), given, count)):
+        name = f"{window.name}, place {number % count + 1}" if count > 1 else window.name
+        ids = torch.cat([window.prompt, window.given])
+        found.append([Sample(name, ids[:n], ids[n : n + given]) for n in sorted(contexts)])
+    return found
