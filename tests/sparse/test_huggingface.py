@@ -1,83 +1,25 @@
 """Tiny Llama and Qwen models decode with sparse attention through transformers' own generate."""
 
-import inspect
 from copy import deepcopy
 
 import pytest
 import torch
 from drop_in import inputs_of, target_of
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from sparse_models import FAMILIES, KEYWORD, PROMPT, SIZES, SMALL, generated, sparse, tiny
+from transformers import MistralConfig, MistralForCausalLM
 
 from varifocal.errors import BadOption, BadRequest, UnsupportedTarget
 from varifocal.sparse import Reach
-from varifocal.sparse.huggingface import SparseCache, _mask, use
+from varifocal.sparse.huggingface import SparseCache, use
+from varifocal.sparse.interface import _mask
 from varifocal.sparse.predictors import PREDICTORS
-
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "eos_token_id": None,
-    "bos_token_id": 0,
-    "pad_token_id": 0,
-}
-FAMILIES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
-SMALL = Reach(budget=8, first=2, recent=4)
-PROMPT = torch.arange(40)[None] * 7 % 97
-KEYWORD = (
-    "cache"
-    if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters
-    else "past_key_values"
-)
+from varifocal.sparse.selectors import SELECTORS
 
 
-def tiny(family="llama", **changes) -> PreTrainedModel:
-    torch.manual_seed(3)
-    config, cls = FAMILIES[family]
-    return cls(config(**SIZES | changes)).eval().double()
-
-
-def sparse(family="llama", reach=SMALL, **options) -> tuple[PreTrainedModel, SparseCache]:
-    model = tiny(family)
-    use(model)
-    return model, SparseCache(model, reach, block_size=4, **options)
-
-
-def generated(model, cache, tokens=PROMPT, **options):
-    given = {} if cache is None else {KEYWORD: cache}
-    return model.generate(
-        tokens,
-        attention_mask=options.pop("attention_mask", torch.ones_like(tokens)),
-        max_new_tokens=12,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-        **given,
-        **options,
-    )
-
-
+@pytest.mark.parametrize("selector", ["quest", "lightning"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_and_logits_are_those_of_dense_attention_when_everything_fits(family):
-    ours = generated(*sparse(family, Reach(budget=4096)))
+def test_text_and_logits_are_those_of_dense_attention_when_everything_fits(family, selector):
+    ours = generated(*sparse(family, Reach(budget=4096), selector=selector))
     theirs = generated(tiny(family), None)
     assert torch.equal(ours.sequences, theirs.sequences)
     torch.testing.assert_close(
@@ -86,7 +28,7 @@ def test_text_and_logits_are_those_of_dense_attention_when_everything_fits(famil
 
 
 @pytest.mark.parametrize("predictor", PREDICTORS)
-@pytest.mark.parametrize("selector", ["quest", "infllm"])
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_logits_with_prr_are_those_of_plain_sparse_attention_to_the_bit(predictor, selector):
     plain = generated(*sparse(selector=selector, is_plain=True))
     model, cache = sparse(selector=selector, predictor=predictor)
@@ -98,21 +40,23 @@ def test_logits_with_prr_are_those_of_plain_sparse_attention_to_the_bit(predicto
     assert {rate.predictor for rate in cache.rates()} == {predictor, "last"}
 
 
-def test_a_padded_batch_says_what_its_rows_say_alone():
+@pytest.mark.parametrize("selector", ["quest", "lightning", "lightning_tokens"])
+def test_a_padded_batch_says_what_its_rows_say_alone(selector):
     prompts = [PROMPT[:, :40], PROMPT[:, 3:24], PROMPT[:, 5:8]]
     tokens = torch.zeros(3, 40, dtype=torch.int64)
     mask = torch.zeros_like(tokens)
     for row, prompt in enumerate(prompts):
         tokens[row, 40 - prompt.shape[1] :], mask[row, 40 - prompt.shape[1] :] = prompt, 1
-    together = generated(*sparse(num_rows=3), tokens, attention_mask=mask)
+    together = generated(*sparse(num_rows=3, selector=selector), tokens, attention_mask=mask)
     for row, prompt in enumerate(prompts):
-        alone = generated(*sparse(), prompt)
+        alone = generated(*sparse(selector=selector), prompt)
         assert torch.equal(alone.sequences[0, prompt.shape[1] :], together.sequences[row, 40:])
 
 
-def test_several_tokens_at_once_are_verified_densely_and_rejected_ones_leave_nothing():
-    model, cache = sparse()
-    twin, other = sparse()
+@pytest.mark.parametrize("selector", ["quest", "lightning"])
+def test_several_tokens_at_once_are_verified_densely_and_rejected_ones_leave_nothing(selector):
+    model, cache = sparse(selector=selector)
+    twin, other = sparse(selector=selector)
     with torch.no_grad():
         for m, c in ((model, cache), (twin, other)):
             m(PROMPT, **{KEYWORD: c})
@@ -155,8 +99,6 @@ def test_models_and_calls_that_cannot_be_sparse_are_refused():
         SparseCache(model, SMALL)
     with pytest.raises(BadRequest, match="made for 1 rows, got 2"):
         generated(model, SparseCache(model, SMALL, block_size=4), PROMPT.expand(2, -1))
-    with pytest.raises(BadOption, match="index keys of a model with an indexer"):
-        SparseCache(model, SMALL, block_size=4, selector="lightning")
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,8 @@ def test_pauses_grow_while_trials_are_lost_and_shrink_after_one_is_won():
             waits.append(since)
             since = 0
     tried, period = GuardedSpeculation.TRIED, GuardedSpeculation.PERIOD
-    assert waits[:3] == [tried + n * period for n in (1, 2, 4)]
-    assert all(wait == tried for wait in waits[3:]) and len(waits) > 4
+    assert waits[:4] == [tried + n * period for n in (0, 1, 2, 4)]
+    assert all(wait == tried for wait in waits[4:]) and len(waits) > 5
 
 
 def test_a_text_that_becomes_predictable_is_noticed_within_a_period():

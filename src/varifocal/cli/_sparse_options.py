@@ -1,6 +1,8 @@
 """Options that the commands of `varifocal sparse` share, and what is made of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -10,9 +12,10 @@ from varifocal.cli._inputs import quiet_transformers
 from varifocal.cli._options import Dtype
 from varifocal.cli._output import Output
 from varifocal.engine import find_device, find_dtype, set_threads
-from varifocal.errors import UnsupportedTarget
+from varifocal.errors import BadOption, UnsupportedTarget
 
 if TYPE_CHECKING:
+    from varifocal.sparse.indexer import Indexer
     from varifocal.sparse.queues import Queues
     from varifocal.sparse.selection import Reach
     from varifocal.targets._hf import HFTarget
@@ -85,6 +88,35 @@ class ReachOptions:
         )
         reach.count(self.block_size)
         return reach
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexerOptions:
+    """What the lightning selectors score by."""
+
+    indexer: Annotated[
+        Path | None,
+        typer.Option(
+            "--indexer",
+            metavar="DIR",
+            help="For lightning and lightning_tokens: a trained indexer. Left out: the one beside "
+            "the target's weights, as tiny has it.",
+        ),
+    ] = None
+
+    def load_indexer(self, target: "HFTarget", selectors: Sequence[str]) -> "Indexer | None":
+        """None where no selector reads one."""
+        from varifocal.sparse.decoding import load_indexer_for
+        from varifocal.sparse.selectors import find_selector
+
+        if any(find_selector(name).reads_index for name in selectors):
+            return load_indexer_for(target, self.indexer)
+        if self.indexer is not None:
+            raise BadOption(
+                f"--indexer {self.indexer}: {', '.join(selectors)} reads none; choose the selector "
+                "lightning or lightning_tokens, or leave it out"
+            )
+        return None
 
 
 def model_from(options: ModelOptions, out: Output) -> "HFTarget":

@@ -14,11 +14,18 @@ from varifocal.chat import check_text
 from varifocal.cli._interrupt import interruptible
 from varifocal.cli._options import OutputOptions
 from varifocal.cli._output import Output
-from varifocal.cli._sparse_options import ModelOptions, ReachOptions, model_from, queues_from
+from varifocal.cli._sparse_options import (
+    IndexerOptions,
+    ModelOptions,
+    ReachOptions,
+    model_from,
+    queues_from,
+)
 from varifocal.errors import BadOption, BadRequest
 
 if TYPE_CHECKING:
     from varifocal.sparse.huggingface import SparseCache
+    from varifocal.sparse.indexer import Indexer
     from varifocal.sparse.queues import Queues
     from varifocal.targets._hf import HFTarget
 
@@ -46,11 +53,14 @@ class PromptOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions(ReachOptions):
+class AttentionOptions(ReachOptions, IndexerOptions):
     """Which blocks are attended to, and which are guessed."""
 
     selector: Annotated[
-        str, typer.Option("--selector", metavar="NAME", help="quest or infllm.")
+        str,
+        typer.Option(
+            "--selector", metavar="NAME", help="quest, infllm, lightning or lightning_tokens."
+        ),
     ] = "quest"
     predictor: Annotated[
         str,
@@ -96,8 +106,9 @@ def generate(
     attention.share()
     target = model_from(model, out)
     tokens = _tokens(target, text, ask)
+    indexer = attention.load_indexer(target, [attention.selector])
     with queues_from(model, target.device) as queues:
-        cache = _cache(target, attention, queues)
+        cache = _cache(target, attention, indexer, queues)
         seconds, ids, reason = _decoded(target, cache, tokens, ask.max_new_tokens, out)
         result = _result(target, cache, attention, tokens, ids, reason, seconds)
     out.line()
@@ -139,7 +150,9 @@ def _tokens(target: "HFTarget", text: str, ask: PromptOptions) -> torch.Tensor:
     return torch.tensor(ids, device=target.device)
 
 
-def _cache(target: "HFTarget", options: AttentionOptions, queues: "Queues") -> "SparseCache":
+def _cache(
+    target: "HFTarget", options: AttentionOptions, indexer: "Indexer | None", queues: "Queues"
+) -> "SparseCache":
     from varifocal.sparse.huggingface import SparseCache
     from varifocal.sparse.speculation import FixedSpeculation
 
@@ -149,6 +162,7 @@ def _cache(target: "HFTarget", options: AttentionOptions, queues: "Queues") -> "
         options.reach(),
         block_size=options.block_size,
         selector=options.selector,
+        indexer=indexer,
         predictor=options.predictor,
         kernel=options.kernel,
         speculation=None if share is None else FixedSpeculation(share),
@@ -266,10 +280,35 @@ class CaseOptions:
         int, typer.Option("--limit", metavar="N", help="How many cases; 100 take a few seconds.")
     ] = 700
     seed: Annotated[int, typer.Option("--seed", help="Which cases are drawn.")] = 0
+    selector: Annotated[
+        str, typer.Option("--selector", metavar="NAME", help="Of all cases. Left out: drawn too.")
+    ] = ""
+    indexer: Annotated[
+        Path | None,
+        typer.Option(
+            "--indexer",
+            metavar="DIR",
+            help="For lightning and lightning_tokens: index as many heads and features as this "
+            "one has.",
+        ),
+    ] = None
     two_threads: Annotated[
         bool,
         typer.Option("--two-threads/--one-thread", help="Where selection runs beside speculation."),
     ] = False
+
+    def index(self) -> tuple[int, int]:
+        """Heads and width of what lightning selectors read."""
+        from varifocal.sparse.cases import INDEX
+        from varifocal.sparse.indexer import load_indexer
+        from varifocal.sparse.selectors import find_selector
+
+        if self.indexer is None:
+            return INDEX
+        if self.selector and not find_selector(self.selector).reads_index:
+            raise BadOption(f"--indexer {self.indexer}: {self.selector} reads none; leave it out")
+        config = load_indexer(self.indexer).config
+        return config.heads, config.width
 
 
 def verify(cases: CaseOptions, output: OutputOptions) -> None:
@@ -281,13 +320,20 @@ def verify(cases: CaseOptions, output: OutputOptions) -> None:
     from varifocal.sparse.cases import check_cases
     from varifocal.sparse.queues import SingleQueue, TwoThreads
 
+    index = cases.index()
     if cases.limit < 1:
         raise BadOption(f"--limit must be at least 1, got {cases.limit}")
     out = Output(output)
     counts, identical, different = Counter[str](), Counter[str](), []
     queues = TwoThreads() if cases.two_threads else SingleQueue()
     with queues:
-        for setting, predictor, is_same in check_cases(cases.limit, seed=cases.seed, queues=queues):
+        for setting, predictor, is_same in check_cases(
+            cases.limit,
+            seed=cases.seed,
+            queues=queues,
+            selector=cases.selector or None,
+            index=index,
+        ):
             counts[predictor] += 1
             identical[predictor] += is_same
             if not is_same:

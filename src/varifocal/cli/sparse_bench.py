@@ -10,7 +10,13 @@ import typer
 from varifocal.cli._inputs import names
 from varifocal.cli._options import OutputOptions
 from varifocal.cli._output import Output, write_whole
-from varifocal.cli._sparse_options import ModelOptions, ReachOptions, model_from, queues_from
+from varifocal.cli._sparse_options import (
+    IndexerOptions,
+    ModelOptions,
+    ReachOptions,
+    model_from,
+    queues_from,
+)
 from varifocal.cli._sparse_texts import TextOptions, draw_from
 from varifocal.errors import BadOption
 
@@ -22,15 +28,20 @@ _LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)  # of which the longest that f
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureOptions(ReachOptions):
+class MeasureOptions(ReachOptions, IndexerOptions):
     """What is measured, and how far queries see meanwhile."""
 
     budget: Annotated[
         int, typer.Option("--budget", help="Tokens that the selector may choose.")
     ] = 512
-    selectors: Annotated[str, typer.Option("--selectors", metavar="A,B", help="quest, infllm.")] = (
-        "quest,infllm"
-    )
+    selectors: Annotated[
+        str,
+        typer.Option(
+            "--selectors",
+            metavar="A,B",
+            help="quest, infllm; lightning, lightning_tokens with an indexer.",
+        ),
+    ] = "quest,infllm"
     predictors: Annotated[
         str,
         typer.Option("--predictors", metavar="A,B", help="last is measured beside them always."),
@@ -114,9 +125,11 @@ def _config(measure: MeasureOptions, target: "HFTarget") -> "BenchConfig":
         asked = [int(name) for name in names(measure.contexts)]
     except ValueError:
         raise BadOption(f"--contexts wants numbers, got {measure.contexts!r}") from None
+    selectors = names(measure.selectors)
     contexts = asked or fitting[-2:] or [target.context_length - after]
     return BenchConfig(
-        selectors=tuple(names(measure.selectors)),
+        selectors=tuple(selectors),
+        indexer=measure.load_indexer(target, selectors),
         predictors=tuple(names(measure.predictors)),
         contexts=tuple(contexts),
         reach=measure.reach(),

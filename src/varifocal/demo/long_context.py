@@ -1,7 +1,8 @@
 """Train the tiny language model for long contexts that `varifocal sparse` runs on by default.
 
 An ordinary small Llama with grouped heads, one token a word, trained on the answers of `recall`;
-texts get longer as training goes on. Resumes where it was cut off.
+texts get longer as training goes on. A second leg (`--legs 2`) goes on to still longer ones.
+Resumes where it was cut off.
 """
 
 import argparse
@@ -27,21 +28,64 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from varifocal.demo.journal import Every, append_line, save_atomically
 from varifocal.demo.optimise import Optimisers
 from varifocal.demo.recall import END, KINDS, MARKS, WORDS, LongText, Split, draw_long
+from varifocal.errors import BadOption
 
 logger = logging.getLogger(__name__)
 PAD = "<pad>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongPlan:
-    """What is spent, on what; seconds are CPU seconds of the training process."""
+class Leg:
+    """A part of the training with its own texts and its own fall of the learning rate."""
 
-    seconds: float = 1500.0
+    seconds: float  # CPU seconds of the training process
+    lengths: tuple[int, ...]  # words of a text, each for a share of the leg
+    shares: tuple[float, ...]
+    reviews: tuple[int, ...] = ()  # of every fourth step, in turn; none: the length before
+    height: float = 1.0  # of the plan's rate
+    rise: float = 0.0  # share of the leg until that is reached
+    hold: float = 0.6  # share of the leg before it falls
+
+    def rate(self, done: float, floor: float) -> float:
+        """Of the plan's rate, at a share of the leg."""
+        fall = max(0.0, (done - self.hold) / (1 - self.hold))
+        risen = min(1.0, done / self.rise) if self.rise else 1.0
+        return self.height * risen * (1 - (1 - floor) * fall)
+
+    def length(self, done: float, step: int) -> int:
+        """Words of the texts of a step."""
+        stage = min(
+            int(np.searchsorted(np.cumsum(self.shares), done, side="right")), len(self.lengths) - 1
+        )
+        if step % 4:
+            return self.lengths[stage]
+        if self.reviews:
+            return self.reviews[step // 4 % len(self.reviews)]
+        return self.lengths[max(0, stage - 1)]
+
+
+LEGS = (
+    Leg(seconds=1520.0, lengths=(96, 192, 384, 768, 1536), shares=(0.25, 0.2, 0.2, 0.2, 0.15)),
+    Leg(
+        seconds=1200.0,
+        lengths=(1536, 2304, 3072, 4096),
+        shares=(0.08, 0.17, 0.25, 0.5),
+        reviews=(2048, 768, 3072, 384),
+        height=0.5,
+        rise=0.02,
+        hold=0.5,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongPlan:
+    """What is spent, on what."""
+
+    legs: int = 1  # of `LEGS`; the shipped weights come from one
+    pace: float = 1.0  # of the legs' seconds; less for a trial
     rate: float = 4e-3
-    floor: float = 0.05  # of the rate, at the end
-    hold: float = 0.6  # share of the budget before the rate falls
-    lengths: tuple[int, ...] = (96, 192, 384, 768, 1536)  # each for a share of the budget
-    shares: tuple[float, ...] = (0.25, 0.2, 0.2, 0.2, 0.15)
+    floor: float = 0.05  # of the rate, at the end of a leg
     tokens: int = 8192  # of a batch
     hidden: int = 128
     inner: int = 352
@@ -51,6 +95,25 @@ class LongPlan:
     threads: int = 1
     test_items: int = 24  # texts a kind and length to score on
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.legs <= len(LEGS):
+            raise BadOption(f"legs must be within 1 and {len(LEGS)}, got {self.legs}")
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds of all legs."""
+        return self.pace * sum(leg.seconds for leg in LEGS[: self.legs])
+
+    def leg(self, spent: float) -> tuple[Leg, float]:
+        """The leg that these seconds have come to, and the share of it that is done."""
+        begun = 0.0
+        for leg in LEGS[: self.legs]:
+            seconds = self.pace * leg.seconds
+            if spent < begun + seconds:
+                return leg, (spent - begun) / seconds
+            begun += seconds
+        return LEGS[self.legs - 1], 1.0
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
@@ -91,10 +154,7 @@ def batch(
     vocabulary = tokenizer.get_vocab()
     rows, wanted = [], []
     for text in texts:
-        words, is_said = list(text.words), [False] * len(text.words)
-        for question in text.questions:
-            words += [*question.asked, *question.answer]
-            is_said += [False] * len(question.asked) + [True] * len(question.answer)
+        words, is_said = text.written()
         rows.append(torch.tensor([vocabulary[word] for word in words]))
         wanted.append(torch.where(torch.tensor(is_said), rows[-1], -100))
     pad = tokenizer.pad_token_id
@@ -119,15 +179,15 @@ def train_long(run: Path, plan: LongPlan) -> tuple[LlamaForCausalLM, dict[str, A
         step, spent = state["step"], state["spent"]
     begun, save_due, losses = time.process_time() - spent, Every(120.0), list[float]()
     while spent < plan.seconds:
-        done = spent / plan.seconds
-        fall = max(0.0, (done - plan.hold) / (1 - plan.hold))
-        optimisers.set_rate(min(1.0, (step + 1) / 50) * (1 - (1 - plan.floor) * fall))
-        losses.append(_learn(model, optimisers, *batch(tokenizer, _lesson(plan, step, done))))
+        leg, done = plan.leg(spent)
+        optimisers.set_rate(min(1.0, (step + 1) / 50) * leg.rate(done, plan.floor))
+        texts = _lesson(plan, leg.length(done, step), step)
+        losses.append(_learn(model, optimisers, *batch(tokenizer, texts)))
         step, spent = step + 1, time.process_time() - begun
         if step % 50 == 0:
             record = {"step": step, "spent": round(spent, 1), "loss": float(np.mean(losses))}
             if step % 250 == 0:
-                record |= score(model, tokenizer, (192, 768), 4, "valid")
+                record |= score(model, tokenizer, (192, 768, 3072)[: plan.legs + 1], 4, "valid")
             append_line(log, record)
             losses.clear()
         if save_due.is_due() or spent >= plan.seconds:
@@ -136,13 +196,12 @@ def train_long(run: Path, plan: LongPlan) -> tuple[LlamaForCausalLM, dict[str, A
     return model.eval(), {"steps": step, "cpu_seconds": round(spent, 1)}
 
 
-def _lesson(plan: LongPlan, step: int, done: float) -> list[LongText]:
-    """Texts of the length that training has come to; now and then shorter ones."""
-    reached = int(np.searchsorted(np.cumsum(plan.shares), done, side="right"))
-    stage = min(reached, len(plan.lengths) - 1)
-    length = plan.lengths[stage if step % 4 else max(0, stage - 1)]
+def _lesson(plan: LongPlan, length: int, step: int) -> list[LongText]:
+    """Texts of single kinds, every third of all kinds; few texts take turns over the steps."""
     count = max(1, plan.tokens // length)
-    kinds = [KINDS if number % 3 == 0 else (KINDS[number % 4],) for number in range(count)]
+    first = step * count if count <= len(KINDS) else 0
+    turns = range(first, first + count)
+    kinds = [KINDS if turn % 3 == 0 else (KINDS[turn % 4],) for turn in turns]
     return [draw_long(kind, length, step * 1000 + n) for n, kind in enumerate(kinds)]
 
 
@@ -196,9 +255,9 @@ def build_long(run: Path, out: Path, plan: LongPlan) -> dict[str, Any]:
     model, spent = train_long(run, plan)
     tokenizer = new_tokenizer()
     recipe = {
-        "command": "python -m varifocal.demo.long_context --run RUN --out OUT",
+        "command": f"python -m varifocal.demo.long_context --run RUN --out OUT --legs {plan.legs}",
         "seed": plan.seed,
-        "plan": asdict(plan),
+        "plan": asdict(plan) | {"legs": [asdict(leg) for leg in LEGS[: plan.legs]]},
         **spent,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "machine": platform.machine(),
@@ -222,9 +281,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--run", type=Path, required=True, help="folder of checkpoints and logs")
     parser.add_argument("--out", type=Path, required=True, help="folder of the finished model")
     for name, value in asdict(default).items():
-        if not isinstance(value, tuple):
-            flag = "--" + name.replace("_", "-")
-            parser.add_argument(flag, type=type(value), default=value)
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=type(value), default=value)
     given = vars(parser.parse_args(arguments))
     run, out = given.pop("run"), given.pop("out")
     run.mkdir(parents=True, exist_ok=True)

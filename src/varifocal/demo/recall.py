@@ -45,6 +45,14 @@ class LongText:
     words: tuple[str, ...]
     questions: tuple[Question, ...]
 
+    def written(self) -> tuple[list[str], list[bool]]:
+        """All of its words, and which of them are of answers."""
+        words, is_said = [*self.words], [False] * len(self.words)
+        for question in self.questions:
+            words += [*question.asked, *question.answer]
+            is_said += [False] * len(question.asked) + [True] * len(question.answer)
+        return words, is_said
+
 
 def draw_long(kinds: tuple[str, ...], length: int, index: int, split: Split = "train") -> LongText:
     """Text number `index` of about `length` words: six tenths to read, the rest questions."""

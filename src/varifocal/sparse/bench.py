@@ -24,6 +24,7 @@ from varifocal.sparse.contest import (
 )
 from varifocal.sparse.decoding import dense_twin
 from varifocal.sparse.huggingface import SparseCache
+from varifocal.sparse.indexer import Indexer
 from varifocal.sparse.predictors import split_name
 from varifocal.sparse.queues import Queues, SingleQueue
 from varifocal.sparse.selection import Reach
@@ -48,6 +49,7 @@ class BenchConfig:
     reach: Reach = field(default_factory=lambda: Reach(budget=512))
     block_size: int = 16
     kernel: str = "torch"
+    indexer: Indexer | None = None  # for the selectors that read one
     share: float = 1.0  # guesses for each chosen block, where not guarded
     tokens: int = 32  # timed ones
     warm_up: int = 4
@@ -73,6 +75,7 @@ class BenchConfig:
             reach=self.reach,
             block_size=self.block_size,
             kernel=self.kernel,
+            indexer=self.indexer,
             share=self.share,
             warm_up=self.warm_up,
             tokens=self.tokens,
@@ -276,6 +279,7 @@ def run_bench(
             f"{max(config.contexts)} with {most - max(config.contexts)} more is asked for: "
             f"contexts up to {room} fit"
         )
+    setting = config.setting()
     for selector in config.selectors:  # what does not fit is found before anything is read
         SparseCache(
             target.model,
@@ -283,9 +287,10 @@ def run_bench(
             block_size=config.block_size,
             selector=selector,
             kernel=config.kernel,
+            indexer=setting.indexer_for(selector),
         )
     queues = queues or SingleQueue()
-    twin, setting = dense_twin(target), config.setting()
+    twin = dense_twin(target)
     rows = []
     for context in config.contexts:
         contests: dict[str, list[Contest]] = {selector: [] for selector in config.selectors}

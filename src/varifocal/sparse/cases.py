@@ -23,7 +23,7 @@ from varifocal.sparse.selectors import SELECTORS
 from varifocal.sparse.speculation import FixedSpeculation
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-INDEX = (2, 3)  # heads and width of the drawn indexer
+INDEX = (2, 3)  # heads and width of an indexer
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,13 @@ class Setting:
     lengths: tuple[int, ...]  # of the rows before the first step
     steps: int  # appended and attended to; some have several queries a row
     is_coarse: bool  # few different values, so that scores tie
+    index: tuple[int, int] = INDEX  # heads and width of the indexer
 
     @classmethod
-    def draw(cls, seed: int) -> "Setting":
-        """The setting of a seed."""
+    def draw(
+        cls, seed: int, selector: str | None = None, index: tuple[int, int] = INDEX
+    ) -> "Setting":
+        """The setting of a seed; another selector or indexer changes nothing else."""
         rng = random.Random(seed)
         size = rng.choice((1, 2, 3, 4, 8))
         shape = CacheShape(
@@ -53,14 +56,15 @@ class Setting:
             head_dim=rng.choice((2, 3, 8)),
             block_size=size,
             stride=rng.choice([s for s in range(1, size + 1) if size % s == 0]),
-            index_dim=INDEX[1],
+            index_dim=index[1],
         )
         reach = Reach(
             budget=size * rng.randint(1, 4), first=rng.randint(1, 4), recent=rng.randint(1, 6)
         )
+        drawn = rng.choice([*SELECTORS])
         return cls(
             seed=seed,
-            selector=rng.choice([*SELECTORS]),
+            selector=selector or drawn,
             shape=shape,
             group=rng.randint(1, 8),
             dtype=rng.choice(DTYPES),
@@ -69,6 +73,7 @@ class Setting:
             lengths=tuple(rng.randint(0, 10 * size) for _ in range(shape.num_rows)),
             steps=rng.choice((2, 2, 3)),
             is_coarse=rng.random() < 0.3,
+            index=index,
         )
 
 
@@ -138,7 +143,8 @@ class Case:
         layers = []
         for _ in range(shape.num_layers):
             vectors = self._draw(n, shape.kv_heads, self.setting.group, shape.head_dim)
-            index, weights = self._draw(n, *INDEX).to(work), self._draw(n, INDEX[0]).to(work)
+            heads, width = self.setting.index
+            index, weights = self._draw(n, heads, width).to(work), self._draw(n, heads).to(work)
             layers.append(Draft(self._tokens(n), vectors, index, weights))
         return counts, layers
 
@@ -169,16 +175,23 @@ def same(ours: Step, theirs: Step) -> bool:
 
 
 def check_cases(
-    limit: int, *, seed: int = 0, queues: Queues | None = None
+    limit: int,
+    *,
+    seed: int = 0,
+    queues: Queues | None = None,
+    selector: str | None = None,
+    index: tuple[int, int] = INDEX,
 ) -> Iterator[tuple[Setting, str, bool]]:
     """So many cases: their setting, predictor, and whether all steps equal plain's.
+
+    `selector`: of all cases; by default they differ. `index`: heads and width of the indexer.
 
     Each setting is run once plainly and once with every predictor, over other pages each time.
     Plain steps have one queue, whatever the others run on.
     """
     done = 0
     for number in range(limit):
-        setting = Setting.draw(seed * 1_000_003 + number)
+        setting = Setting.draw(seed * 1_000_003 + number, selector, index)
         case = Case(setting)
         plain = [*case.run(_attention(case, "none", 0), is_plain=True)]
         for layout, predictor in enumerate(PREDICTORS, start=1):

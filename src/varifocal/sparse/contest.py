@@ -20,9 +20,11 @@ from varifocal.sparse.accounting import HitRate
 from varifocal.sparse.cases import equal_bits
 from varifocal.sparse.decoding import Decoder
 from varifocal.sparse.huggingface import SparseCache
+from varifocal.sparse.indexer import Indexer
 from varifocal.sparse.queues import Queues
 from varifocal.sparse.runtime import SparseAttention
 from varifocal.sparse.selection import Reach
+from varifocal.sparse.selectors import find_selector
 from varifocal.sparse.speculation import FixedSpeculation
 from varifocal.sparse.timeline import Timeline
 from varifocal.targets._hf import HFTarget
@@ -52,10 +54,15 @@ class Setting:
     reach: Reach
     block_size: int
     kernel: str
+    indexer: Indexer | None  # for the selectors that read one
     share: float  # of guesses, where it is fixed
     warm_up: int  # tokens before any is timed
     tokens: int
     follows: bool  # read the text's own next token rather than the predicted one
+
+    def indexer_for(self, selector: str) -> Indexer | None:
+        """The indexer, if this selector reads it."""
+        return self.indexer if find_selector(selector).reads_index else None
 
 
 @dataclass
@@ -181,10 +188,15 @@ def _runs(
         block_size=setting.block_size,
         selector=selector,
         kernel=setting.kernel,
+        indexer=setting.indexer_for(selector),
         is_plain=True,
     )
-    cache.take(full.cache)
-    sparse = Decoder(target, cache, full.length)
+    if cache.can_take:
+        cache.take(full.cache)
+        sparse = Decoder(target, cache, full.length)
+    else:  # an indexer reads hidden states, which the other cache has not kept
+        sparse = Decoder(target, cache)
+        sparse.read(sample.prompt[:-OWN])
     for decoder in (dense, sparse):
         decoder.read(sample.prompt[-OWN:-1])  # which primes the predictors
     runs = [_Run(Track(DENSE, ""), dense, last), _Run(Track(PLAIN, ""), sparse, last)]

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from varifocal.errors import BadRequest, UnsupportedTarget
+from varifocal.errors import BadOption, BadRequest, UnsupportedTarget
 from varifocal.sparse.huggingface import use
+from varifocal.sparse.indexer import Indexer, has_indexer, load_indexer
 from varifocal.targets import load_target
 from varifocal.targets._hf import HFTarget
 
@@ -30,6 +31,24 @@ def open_model(
     target.name = name
     use(target.model)
     return target
+
+
+def load_indexer_for(target: HFTarget, folder: Path | None = None) -> Indexer:
+    """The indexer in a folder, by default the one beside the target's weights.
+
+    Raises BadOption where there is none or it was trained for other weights.
+    """
+    if folder is None:
+        folder = _tiny_folder() if target.name == TINY else Path(target.name)
+        if not has_indexer(folder):
+            raise BadOption(
+                f"there is no indexer beside the weights of {target.name!r}: give --indexer DIR, "
+                "train one with `python -m varifocal.sparse.train_indexer`, or choose quest or "
+                "infllm"
+            )
+    indexer = load_indexer(folder)
+    indexer.check_origin(target.name, target.fingerprint)
+    return indexer
 
 
 def _tiny_folder() -> Path:

@@ -16,12 +16,14 @@ from varifocal.sparse.speculation import Speculation
 class GuardedSpeculation(Speculation):
     """Another's number of guesses, or none after a lost trial.
 
-    A trial is TRIED steps with guesses and as many without, of every layer; the medians decide for
-    all layers, which are alike. One is held at the beginning and every PERIOD steps, and behind
-    each pause. Pauses are PERIOD steps, twice as long after each loss up to LONGEST.
+    A trial is TRIED steps without guesses, of which the last is learned from, and up to as many
+    with, of every layer; the medians decide for all layers, which are alike. A trial that is
+    clearly lost, by more than CLEARLY, ends with its first guesses: they are what trials cost. One
+    is held at the beginning and every PERIOD steps, and behind each pause. Pauses are PERIOD steps,
+    twice as long after each loss up to LONGEST.
     """
 
-    TRIED, PERIOD, LONGEST = 4, 128, 2048
+    TRIED, PERIOD, LONGEST, CLEARLY = 3, 128, 2048, 1.1
 
     def __init__(self, inner: Speculation, num_layers: int) -> None:
         self._inner = inner
@@ -33,21 +35,29 @@ class GuardedSpeculation(Speculation):
         self._without: list[float] = []
 
     def guesses(self, layer: int, units: int, kept: int, chosen: int) -> int | None:
-        """The other's answer, but in the second half of a trial and in pauses."""
+        """The other's answer, but in the first half of a trial and in pauses."""
         answer = self._inner.guesses(layer, units, kept, chosen)
         if answer is None:
             return None
         self._steps[layer] += 1
-        if self._steps[layer] - self._begin > 2 * self.TRIED:
+        turn = self._turn(layer)
+        if turn > 2 * self.TRIED or (turn > self.TRIED + 1 and self._is_lost(self.CLEARLY)):
             self._decide(self._steps[layer])
-        turn = self._steps[layer] - self._begin
-        is_plain = turn > self.TRIED if turn >= 1 else self._is_paused
+            turn = self._turn(layer)
+        is_plain = turn <= self.TRIED if turn >= 1 else self._is_paused
         return None if is_plain else answer
+
+    def _turn(self, layer: int) -> int:
+        """Which step of a trial this is, from 1; 0 and less before it."""
+        return self._steps[layer] - self._begin
+
+    def _is_lost(self, margin: float = 1.0) -> bool:
+        has_both = bool(self._with and self._without)
+        return has_both and median(self._with) > margin * median(self._without)
 
     def _decide(self, step: int) -> None:
         """Hold the halves of a trial against each other, and say when the next one begins."""
-        has_both = bool(self._with and self._without)
-        self._is_paused = has_both and median(self._with) > median(self._without)
+        self._is_paused = self._is_lost()
         if self._is_paused:
             self._begin = step - 1 + self._pause
             self._pause = min(2 * self._pause, self.LONGEST)
@@ -58,12 +68,12 @@ class GuardedSpeculation(Speculation):
     def took(self, layer: int, seconds: float, *, is_guessing: bool) -> None:
         """Counts while a trial is held."""
         self._inner.took(layer, seconds, is_guessing=is_guessing)
-        if 1 <= self._steps[layer] - self._begin <= 2 * self.TRIED:
+        if 1 <= self._turn(layer) <= 2 * self.TRIED and self._turn(layer) != self.TRIED:
             (self._with if is_guessing else self._without).append(seconds)
 
     def is_watching(self, layer: int) -> bool:
-        """As the other; in pauses there is nothing to learn for."""
-        return self._inner.is_watching(layer)
+        """As the other, and before guesses are tried; in pauses there is nothing to learn for."""
+        return self._inner.is_watching(layer) or self._turn(layer) == self.TRIED
 
     def learn(
         self, layer: int, ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]

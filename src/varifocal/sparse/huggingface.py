@@ -7,109 +7,49 @@
     model.generate(**inputs, cache=cache)  # past_key_values=cache before transformers 5.24
 
 Nothing of transformers is patched: `use` registers a name and chooses it for this model. The keys
-live in the cache, which belongs to one batch; in place of keys the attention function gets a
-`Reading` of it. A forward over one token a row attends sparsely. One over several is dense: a
-prefill, or the verification of drafted tokens, which is then lossless; under a 4D mask it is the
-verification of a tree. Padding never enters the cache.
+live in the cache, which belongs to one batch. A forward over one token a row attends sparsely. One
+over several is dense: a prefill, or the verification of drafted tokens, which is then lossless;
+under a 4D mask it is the verification of a tree. Padding never enters the cache.
+
+    cache = SparseCache(model, Reach(...), selector="lightning", indexer=load_indexer(DIR))
+
+selects by a trained indexer: index keys are made of every token that is read.
 """
 
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
+from transformers.cache_utils import Cache
 
-from varifocal.cache import check_cacheable
-from varifocal.errors import BadOption, BadRequest, UnsupportedTarget
+from varifocal.errors import BadOption, BadRequest
 from varifocal.sparse.accounting import HitRate
 from varifocal.sparse.blocks import BlockCache, CacheShape
 from varifocal.sparse.guard import GuardedSpeculation
+from varifocal.sparse.indexer import Indexer
+from varifocal.sparse.interface import (
+    NAME,
+    AttendingCache,
+    Entering,
+    Layer,
+    Reading,
+    listen,
+    real_tokens,
+    use,
+)
 from varifocal.sparse.phases import PhaseTimes
 from varifocal.sparse.profiling import FEWEST, Care, measure
 from varifocal.sparse.queues import Queues
 from varifocal.sparse.runtime import SparseAttention, Step
 from varifocal.sparse.selection import Queries, Reach
+from varifocal.sparse.selectors import find_selector
 from varifocal.sparse.speculation import NoSpeculation, ProfiledSpeculation, Speculation
 
-NAME = "varifocal_sparse"
+__all__ = ["NAME", "SparseCache", "use"]
 
 
-def use(model: Any) -> None:
-    """Let a model's language part attend sparsely, once it is given a `SparseCache`."""
-    config = model.config.get_text_config()
-    check_cacheable(config, str(config.model_type))
-    AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, _mask)
-    is_part = config is not model.config  # the tower of a VLM keeps its own attention
-    model.set_attn_implementation({"text_config": NAME} if is_part else NAME)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What the attention function gets for keys: the new ones, and the cache they belong to."""
-
-    cache: "SparseCache"
-    layer: int
-    keys: Tensor  # [R, H, N, D], padding included
-    values: Tensor
-
-
-class _Layer(CacheLayerMixin):
-    """What transformers asks of one layer: lengths. The tokens are appended when attending."""
-
-    is_sliding = False
-    is_compileable = False
-    is_croppable = True
-
-    def __init__(self, owner: "SparseCache", number: int) -> None:
-        super().__init__()
-        self._owner, self._number, self._columns = owner, number, 0
-
-    def under(self, owner: "SparseCache") -> "_Layer":
-        """The same layer of another cache."""
-        twin = copy(self)
-        twin._owner = owner
-        return twin
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Reading, Reading]:
-        self.lazy_initialization(key_states, value_states)
-        self._columns += key_states.shape[2]
-        reading = Reading(self._owner, self._number, key_states, value_states)
-        return reading, reading
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._columns + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self._columns
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length  # its name before transformers 5.15
-
-    def crop(self, tokens_to_remove: int) -> None:
-        self._columns -= abs(tokens_to_remove)
-
-    def reset(self) -> None:
-        raise BadRequest("a SparseCache serves one batch: make a new one for the next")
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        raise BadRequest("sparse attention decodes without beams: leave num_beams at 1")
-
-    batch_repeat_interleave = batch_select_indices = reorder_cache
-
-
-class SparseCache(Cache):
+class SparseCache(AttendingCache):
     """The cache of one batch, with the selector, predictor and counts that belong to it."""
 
     def __init__(
@@ -124,12 +64,14 @@ class SparseCache(Cache):
         speculation: Speculation | None = None,
         queues: Queues | None = None,
         kernel: str = "torch",
+        indexer: Indexer | None = None,
         is_plain: bool = False,
         is_measured: bool = False,
     ) -> None:
         """For `num_rows` sequences; `is_plain` selects and attends in turn, without PRR.
 
-        `is_measured`: once the prompt is read, see `calibrate`.
+        `indexer`: for the selectors that read one. `is_measured`: once the prompt is read, see
+        `calibrate`.
         """
         config = model.config.get_text_config()
         if config._attn_implementation != NAME:
@@ -137,6 +79,8 @@ class SparseCache(Cache):
                 f"the model attends by {config._attn_implementation!r}, which cannot read blocks: "
                 "call varifocal.sparse.huggingface.use(model) first"
             )
+        self._indexer = _indexer_for(selector, indexer, model)
+        self._entered: dict[int, Entering] = {}  # from a layer's hook to its attention
         heads = config.num_attention_heads
         shape = CacheShape(
             num_rows=num_rows,
@@ -145,6 +89,7 @@ class SparseCache(Cache):
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             block_size=block_size,
             stride=_stride(block_size) if selector == "infllm" else 0,
+            index_dim=0 if self._indexer is None else self._indexer.config.width,
         )
         blocks = BlockCache(shape, dtype=model.dtype, device=model.device)
         self.attention = SparseAttention(
@@ -159,7 +104,7 @@ class SparseCache(Cache):
         self._is_plain, self._waits_to_measure = is_plain, is_measured
         self._queues, self._predictor = queues, predictor
         self._last_queries: dict[int, Queries] = {}  # of the last prefill
-        super().__init__(layers=[_Layer(self, number) for number in range(shape.num_layers)])
+        super().__init__(layers=[Layer(self, number) for number in range(shape.num_layers)])
 
     def branch(
         self,
@@ -183,6 +128,7 @@ class SparseCache(Cache):
             queues=queues,
             kernel=mine.kernel,
         )
+        twin._entered = {}
         twin._is_plain, twin._waits_to_measure = is_plain, False
         twin._queues, twin._predictor = queues, predictor
         twin.layers = [layer.under(twin) for layer in self.layers]
@@ -190,14 +136,24 @@ class SparseCache(Cache):
             twin.attention.prime(layer, queries)
         return twin
 
+    @property
+    def can_take(self) -> bool:
+        """Whether `take` serves: not with an indexer, which reads hidden states."""
+        return self._indexer is None
+
     def take(self, cache: Cache) -> None:
         """Read what another cache of transformers holds, all rows of one length: a prefill."""
+        if not self.can_take:
+            raise BadRequest(
+                "another cache has no index keys to take over: let the model read the prompt into "
+                "this one"
+            )
         blocks = self.attention.cache
         for number, layer in enumerate(cache.layers):
             keys, values = (part.transpose(1, 2) for part in (layer.keys, layer.values))
             rows, length = keys.shape[:2]
             blocks.append(number, [length] * rows, keys.flatten(0, 1), values.flatten(0, 1))
-            self.layers[number]._columns += length
+            self.layers[number].columns += length
 
     def calibrate_if_asked(self) -> None:
         """Once after the prompt, with `is_measured`; else the first decoded token does it."""
@@ -247,6 +203,11 @@ class SparseCache(Cache):
         for row in range(blocks.shape.num_rows):
             self.attention.truncate(row, blocks.length(row) + tokens_to_remove)
 
+    def enter(self, layer: int, entering: Entering) -> None:
+        """What an indexer will read, kept until this layer attends."""
+        if self._indexer is not None:
+            self._entered[layer] = entering
+
     def attend(
         self, layer: int, query: Tensor, reading: Reading, mask: Tensor | None, scale: float
     ) -> Tensor:
@@ -257,17 +218,29 @@ class SparseCache(Cache):
             raise BadRequest(
                 f"this cache was made for {blocks.shape.num_rows} rows, got {rows}: set num_rows"
             )
-        is_real = _real(mask, rows, new, query.device)
+        is_real = real_tokens(mask, rows, new, query.device)
         keys = reading.keys.transpose(1, 2)[is_real]
         values = reading.values.transpose(1, 2)[is_real]
-        blocks.append(layer, is_real.sum(-1).tolist(), keys, values)
+        entering = self._entered.pop(layer, None)
+        index = None
+        if self._indexer is not None:
+            if entering is None:
+                raise BadRequest(
+                    "the model does not hand over what its indexer reads: use this cache with the "
+                    "model that it was made for"
+                )
+            index = self._indexer.layer(layer).keys(entering)[is_real]
+        blocks.append(layer, is_real.sum(-1).tolist(), keys, values, index)
         if new == 1 and bool(is_real.all()):
-            return self._decode(layer, query, scale)
+            return self._decode(layer, query, entering, scale)
         tree = mask if mask is not None and mask.ndim == 4 else None
-        return self._prefill(layer, query, is_real, tree, scale)
+        output = self._prefill(layer, query, is_real, tree, scale)
+        self._prime(layer, query, entering, is_real, scale)
+        return output
 
-    def _decode(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        queries = self._queries(layer, query[:, :, 0], range(len(query)), scale)
+    def _decode(self, layer: int, query: Tensor, entering: Entering | None, scale: float) -> Tensor:
+        rows = torch.arange(len(query), device=query.device)
+        queries = self._queries(layer, query, entering, rows, torch.zeros_like(rows), scale)
         self.calibrate_if_asked()
         act = self.attention.plain if self._is_plain else self.attention.step
         step: Step = act(layer, queries)
@@ -294,70 +267,64 @@ class SparseCache(Cache):
                 scale=scale,
                 enable_gqa=True,
             )[0].transpose(0, 1)
-        self._prime(layer, query, is_real, scale)
         return output
 
-    def _prime(self, layer: int, query: Tensor, is_real: Tensor, scale: float) -> None:
+    def _prime(
+        self,
+        layer: int,
+        query: Tensor,
+        entering: Entering | None,
+        is_real: Tensor,
+        scale: float,
+    ) -> None:
         """The last query of each row shows the predictors what is likely to be chosen next."""
         rows = is_real.any(-1).nonzero().flatten()
         places = torch.arange(is_real.shape[1], device=query.device)
         last = (places * is_real).amax(-1)[rows]
-        queries = self._queries(layer, query[rows, :, last], rows.tolist(), scale)
+        queries = self._queries(layer, query, entering, rows, last, scale)
         self._last_queries[layer] = queries
         self.attention.prime(layer, queries)
 
-    def _queries(self, layer: int, vectors: Tensor, rows: Any, scale: float) -> Queries:
+    def _queries(
+        self,
+        layer: int,
+        query: Tensor,
+        entering: Entering | None,
+        rows: Tensor,
+        places: Tensor,
+        scale: float,
+    ) -> Queries:
+        """Of one token of each of these rows."""
         blocks = self.attention.cache
-        at = torch.tensor([*rows], device=vectors.device)
+        index = weights = None
+        if self._indexer is not None and entering is not None:
+            index, weights = self._indexer.layer(layer).queries(entering.at(rows, places))
         return Queries(
-            vectors=vectors.unflatten(1, (blocks.shape.kv_heads, -1)),
-            rows=at,
-            visible=blocks.lengths(layer)[at],
+            vectors=query[rows, :, places].unflatten(1, (blocks.shape.kv_heads, -1)),
+            rows=rows,
+            visible=blocks.lengths(layer)[rows],
             scale=scale,
+            index=index,
+            index_weights=weights,
         )
 
 
-def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Any,
-    value: Any,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """The attention function that transformers calls."""
-    if not isinstance(key, Reading):
-        raise BadRequest(
-            "sparse attention reads its own cache: pass cache=SparseCache(model, Reach(...)), or "
-            "choose another attention implementation for forwards without one"
+def _indexer_for(selector: str, indexer: Indexer | None, model: Any) -> Indexer | None:
+    """Fitted to the model, which now hands over what it reads; None where nobody reads it."""
+    if not find_selector(selector).reads_index:
+        if indexer is not None:
+            raise BadOption(f"{selector} reads no indexer: leave it out, or choose lightning")
+        return None
+    if indexer is None:
+        raise BadOption(
+            f"{selector} reads the index keys of a model with an indexer, and none was given: "
+            "pass indexer=load_indexer(DIR), train one with `python -m "
+            "varifocal.sparse.train_indexer`, or choose quest or infllm, which read the model's "
+            "own keys"
         )
-    unknown = [name for name in ("softcap", "s_aux") if options.get(name) is not None]
-    if dropout or unknown or options.get("sliding_window"):
-        wanted = unknown or (["dropout"] if dropout else ["sliding_window"])
-        raise UnsupportedTarget(f"sparse attention has no {', '.join(wanted)}; this model needs it")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return key.cache.attend(key.layer, query, key, attention_mask, scale), None
-
-
-def _mask(
-    *, attention_mask: Tensor | None = None, mask_function: Any = causal_mask_function, **_: Any
-) -> Tensor | None:
-    """The padding mask as it is; what is causal follows from the cache."""
-    if mask_function is not causal_mask_function:
-        raise UnsupportedTarget(
-            "sparse attention is causal; this model lets some tokens see later ones, or packs "
-            "several texts into one row"
-        )
-    return attention_mask
-
-
-def _real(mask: Tensor | None, rows: int, new: int, device: torch.device) -> Tensor:
-    """Which of the new tokens are no padding: [R, N]."""
-    if mask is None or mask.ndim == 4:
-        return torch.ones(rows, new, dtype=torch.bool, device=device)
-    return mask[:, -new:].bool()
+    fitted = indexer.fitted(model)
+    listen(model)
+    return fitted
 
 
 def _causal(new: int, length: int, device: torch.device) -> Tensor | None:

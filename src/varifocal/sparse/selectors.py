@@ -25,6 +25,7 @@ class Selector(ABC):
 
     name: ClassVar[str]
     by_token: ClassVar[bool] = False  # whether units are tokens rather than blocks
+    reads_index: ClassVar[bool] = False  # whether it reads the index keys of an indexer
 
     def unit(self, cache: BlockCache) -> int:
         """Tokens of a unit."""
@@ -102,6 +103,7 @@ class LightningTokens(Selector):
 
     name = "lightning_tokens"
     by_token = True
+    reads_index = True
 
     def scores(self, cache: BlockCache, layer: int, queries: Queries) -> Float[Tensor, "Q H U"]:
         """I(t, s) for every token up to the longest visible length."""
@@ -113,6 +115,7 @@ class Lightning(Selector):
     """The same indexer by block: a block scores what its best visible token does. [MiniMax-M3]"""
 
     name = "lightning"
+    reads_index = True
 
     def scores(self, cache: BlockCache, layer: int, queries: Queries) -> Float[Tensor, "Q H U"]:
         """Greatest I(t, s) within each block."""
@@ -128,14 +131,19 @@ SELECTORS: dict[str, type[Selector]] = {
 }
 
 
-def load_selector(name: str, cache: BlockCache) -> Selector:
-    """A selector by name, if the cache keeps what it reads."""
+def find_selector(name: str) -> type[Selector]:
+    """A selector's class by its name."""
     if name not in SELECTORS:
         raise BadOption(f"no selector {name!r}; there are {', '.join(SELECTORS)}")
-    selector = SELECTORS[name]()
+    return SELECTORS[name]
+
+
+def load_selector(name: str, cache: BlockCache) -> Selector:
+    """A selector by name, if the cache keeps what it reads."""
+    selector = find_selector(name)()
     if isinstance(selector, InfLLM) and not cache.shape.stride:
         raise BadOption("infllm reads means of keys: make the cache with a stride, such as 16")
-    if isinstance(selector, Lightning | LightningTokens) and not cache.shape.index_dim:
+    if selector.reads_index and not cache.shape.index_dim:
         raise BadOption(
             f"{name} reads the index keys of a model with an indexer: make the cache with its "
             "index_dim, or choose quest or infllm, which read the model's own keys"
