@@ -10,6 +10,7 @@ from varifocal.drafters import load_drafter
 from varifocal.drafters._blocks import rotation_at
 from varifocal.drafters._recurrence import run_blocks
 from varifocal.drafters._weights import Card, load_trained, save_trained
+from varifocal.plan import Budget
 from varifocal.request import ask
 from varifocal.target import Forward, Want
 from varifocal.training.artifacts import Artifact
@@ -142,6 +143,44 @@ def normed(x: torch.Tensor, norm) -> torch.Tensor:
     scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     bias = 0 if norm.bias is None else norm.bias.double()
     return scaled * norm.weight.double() + bias
+
+
+def check_any_order(drafter, target, asked) -> None:
+    """The text is plain decoding's, in whatever order siblings are drafted."""
+    plain = generate(target, load_drafter("plain", target), asked)
+    drafter.propose = backwards(drafter.propose)
+    assert generate(target, drafter, asked).token_ids == plain.token_ids
+
+
+def drafted_twice(drafter, one: Recorded):
+    """The state after two drafts, which are the same."""
+    with torch.no_grad():
+        state = drafter.start(one.prompt, one.prefill, one.answer[0])
+        trees = [drafter.propose(state, one.answer[0], Budget(depth=4, nodes=12)) for _ in "ab"]
+    assert torch.equal(trees[0].tokens, trees[1].tokens)
+    assert torch.equal(trees[0].scores, trees[1].scores)
+    return state
+
+
+def check_padding(drafter, short: Artifact, *longer: Artifact, parts) -> None:
+    """A batch's loss lies between those of its samples; with the same sample twice it is its."""
+    batch = [*longer, short]
+    with torch.no_grad():
+        together = drafter.loss(batch, 0.0).parts
+        alone = [drafter.loss([a], 0.0).parts for a in batch]
+        twice = drafter.loss([short, short], 0.0).parts
+    for name in parts:
+        low, *_, high = sorted(float(p[name]) for p in alone)
+        assert low - 1e-4 <= float(together[name]) <= high + 1e-4
+        torch.testing.assert_close(twice[name], alone[-1][name])
+
+
+def check_no_signal(drafter, one: Recorded) -> None:
+    """An answer of one token, which the target chose in its prefill, teaches nothing."""
+    last = torch.zeros_like(one.artifact.supervised)
+    last[-1] = True
+    loss = drafter.loss([replace(one.artifact, supervised=last)], 0.0)
+    assert float(loss.total.detach()) == 0.0 and loss.total.requires_grad
 
 
 def taught(drafter, artifact, updates) -> list[float]:

@@ -12,7 +12,7 @@ FILES = sorted(p for p in PACKAGE.rglob("*.py"))
 # Each layer may import the ones before it, and itself.
 LAYERS = [
     {"errors"},
-    {"images", "sampling", "result", "tree", "fast"},
+    {"images", "sampling", "result", "tree", "fast", "options"},
     {"request"},
     {"chat", "cache", "verify"},
     {"target", "commit", "plan", "processors"},

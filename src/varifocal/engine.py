@@ -1,14 +1,12 @@
 """A target and a drafter, loaded and measured, ready to answer requests."""
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints, overload
+from typing import Any, get_type_hints, overload
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from varifocal.batch import Batch
@@ -17,6 +15,7 @@ from varifocal.drafter import Drafter
 from varifocal.drafters import check_options, drafter_class, load_drafter
 from varifocal.drafters.plain import PlainDrafter
 from varifocal.errors import BadOption, BadRequest, UnsupportedTarget
+from varifocal.options import literal, typed_value
 from varifocal.plan import CostModel
 from varifocal.request import Request
 from varifocal.result import GenerationResult
@@ -213,29 +212,8 @@ def parse_options(drafter: str | None, pairs: Mapping[str, str]) -> dict[str, An
     Options of a trained folder or hub id, whose class only its files know, are read as JSON.
     """
     if drafter is None or "/" in drafter or Path(drafter).is_dir():
-        return {key: _literal(text) for key, text in pairs.items()}
+        return {key: literal(text) for key, text in pairs.items()}
     cls = drafter_class(drafter)
     check_options(drafter, cls, dict(pairs))
     hints = get_type_hints(cls.Config)
-    return {key: _typed(drafter, key, text, hints[key]) for key, text in pairs.items()}
-
-
-def _typed(drafter: str, key: str, text: str, hint: Any) -> Any:
-    adapter: TypeAdapter[Any] = TypeAdapter(hint)
-    for candidate in (text, _literal(text)):  # pydantic reads numbers and yes/no from text
-        if isinstance(candidate, bool) and bool not in (hint, *get_args(hint)):
-            continue  # or pydantic would take it for 1 or 0
-        try:
-            return adapter.validate_python(candidate)
-        except ValidationError:
-            continue
-    wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-    raise BadOption(f"{drafter}'s option {key} wants {wanted}, got {text!r}")
-
-
-def _literal(text: str) -> Any:
-    """Numbers, true, false, null and lists as in JSON; anything else is text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return {key: typed_value(drafter, key, text, hints[key]) for key, text in pairs.items()}

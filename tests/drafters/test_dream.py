@@ -7,9 +7,17 @@ import pytest
 import tiny
 import torch
 from defined import uneven
-from taught import Recorded, backwards, check_learning, recorded, taught
+from taught import (
+    Recorded,
+    check_any_order,
+    check_learning,
+    check_no_signal,
+    check_padding,
+    drafted_twice,
+    recorded,
+    taught,
+)
 
-from varifocal.decode import generate
 from varifocal.drafters import load_drafter
 from varifocal.drafters._weights import Card
 from varifocal.drafters.dream import DreamDrafter, _Chain, _collate
@@ -22,11 +30,6 @@ from varifocal.verify import Verification
 
 CARD = Card(seed=0, steps=1)
 PUBLISHED = {"norms": "rms", "eps": 1e-5, "token_norm": False}
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny.tiny_target(seed=3)  # whose greedy answer is no single token
 
 
 @pytest.fixture(scope="module")
@@ -349,10 +352,7 @@ def test_text_only_reads_nothing_of_a_picture_but_through_states_of_text(target,
 def test_the_text_is_plain_decodings_for_any_order_of_siblings(target, sampling, pictures):
     shown = [tiny.picture(k) for k in range(pictures)]
     asked = ask("what is it?", shown, max_new_tokens=30, sampling=sampling)
-    plain = generate(target, load_drafter("plain", target), asked)
-    drafter = dream(target)
-    drafter.propose = backwards(drafter.propose)
-    assert generate(target, drafter, asked).token_ids == plain.token_ids
+    check_any_order(dream(target), target, asked)
 
 
 def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_path):
@@ -361,23 +361,12 @@ def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_
 
 @pytest.mark.parametrize("prefix", ["full", "text_only"])
 def test_loss_does_not_depend_on_padding(target, one, prefix):
-    drafter = dream(target, prefix=prefix)
-    short, long = laid_out(one, "first").artifact, one.artifact
-    with torch.no_grad():
-        together = drafter.loss([long, short], 0.0).parts
-        alone = [drafter.loss([a], 0.0).parts for a in (long, short)]
-        twice = drafter.loss([short, short], 0.0).parts
-    for name in ("regression", "classification", "intermediate"):
-        low, high = sorted(float(p[name]) for p in alone)
-        assert low - 1e-4 <= float(together[name]) <= high + 1e-4
-        torch.testing.assert_close(twice[name], alone[1][name])
+    short, parts = laid_out(one, "first").artifact, ("regression", "classification", "intermediate")
+    check_padding(dream(target, prefix=prefix), short, one.artifact, parts=parts)
 
 
 def test_an_answer_of_one_token_gives_no_signal_and_no_nan(target, one):
-    last = torch.zeros_like(one.artifact.supervised)
-    last[-1] = True
-    loss = dream(target).loss([replace(one.artifact, supervised=last)], 0.0)
-    assert float(loss.total.detach()) == 0.0 and loss.total.requires_grad
+    check_no_signal(dream(target), one)
 
 
 def test_gradients_are_finite_where_nothing_stands_before_a_token(target, one):
@@ -388,12 +377,7 @@ def test_gradients_are_finite_where_nothing_stands_before_a_token(target, one):
 
 
 def test_a_draft_leaves_the_caches_as_they_were(target, one):
-    drafter = dream(target)
-    with torch.no_grad():
-        state = drafter.start(one.prompt, one.prefill, one.answer[0])
-        trees = [drafter.propose(state, one.answer[0], Budget(depth=4, nodes=12)) for _ in "ab"]
-    assert torch.equal(trees[0].tokens, trees[1].tokens)
-    assert torch.equal(trees[0].scores, trees[1].scores)
+    state = drafted_twice(dream(target), one)
     for cache in (state.cache, state.heard):
         assert cache.length == cache.stable
 

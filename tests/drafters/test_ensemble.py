@@ -13,6 +13,8 @@ from varifocal.target import Want
 from varifocal.tree import DraftTree
 from varifocal.verify import follow
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 CURVE = tuple(1 + 0.02 * n for n in range(41))
 CHEAP = CostModel(verify=CURVE, step=0.02, start=0.05, other=0.05)
 DEAR = CostModel(verify=CURVE, step=2.0, start=0.3, other=0.05)
@@ -26,12 +28,6 @@ def target():
 @pytest.fixture(scope="module")
 def small():
     return relative()
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients():
-    with torch.inference_mode():
-        yield
 
 
 def prompts_of(small, asked, names):

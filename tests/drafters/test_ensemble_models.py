@@ -18,6 +18,8 @@ from varifocal.targets import load_target
 from varifocal.targets._single import single_row_name
 from varifocal.tree import DraftTree
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 
 @pytest.fixture(scope="module")
 def target():
@@ -27,12 +29,6 @@ def target():
 @pytest.fixture(scope="module")
 def small():
     return relative()
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients():
-    with torch.inference_mode():
-        yield
 
 
 @pytest.mark.parametrize(

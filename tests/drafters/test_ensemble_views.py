@@ -22,13 +22,9 @@ from varifocal.targets._hf import Seen
 from varifocal.targets._pooled import pool
 from varifocal.tree import DraftTree
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
+
 CHAIN = [70, 81, 92]
-
-
-@pytest.fixture(autouse=True)
-def _without_gradients():
-    with torch.inference_mode():
-        yield
 
 
 @cache

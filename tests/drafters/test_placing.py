@@ -20,11 +20,6 @@ KINDS = [("msd", {}), ("text_only", {"prefix": "full"}), ("text_only", {}),
          ("fovea", {"prefix": "full"}), ("fovea", {})]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def target():
-    return tiny.tiny_target(seed=3)
-
-
 def placed(target, where: str) -> Recorded:
     """A prompt with pictures at some place, and any text behind it."""
     count = {"none": 0, "two": 2}.get(where, 1)

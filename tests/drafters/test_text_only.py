@@ -8,11 +8,13 @@ import torch
 from defined import LLAVA, agrees_on_a_draft, agrees_on_a_loss
 from taught import (
     attended,
-    backwards,
+    check_any_order,
     check_learning,
+    check_no_signal,
+    check_padding,
     decoded_states,
+    drafted_twice,
     normed,
-    recorded,
     shortened,
     unrolled_states,
 )
@@ -23,23 +25,12 @@ from varifocal.drafters._unroll import Chain, collate
 from varifocal.drafters._weights import Card, load_trained, save_trained
 from varifocal.drafters.text_only import TextOnlyDrafter
 from varifocal.errors import BadArtifact, BadOption
-from varifocal.plan import Budget
 from varifocal.request import ask
 from varifocal.sampling import Sampling
 
 CARD = Card(seed=0, steps=1)
 # EAGLE-2 as published: for Llama, and for Qwen2.
 PUBLISHED = [LLAVA, {**LLAVA, "bias": True, "kv_heads": 2, "theta": 1e6}]
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny.tiny_target(seed=3)  # whose greedy answer is no single token
-
-
-@pytest.fixture(scope="module")
-def one(target):
-    return recorded(target)
 
 
 def text_only(target, **options):
@@ -136,10 +127,7 @@ def test_nothing_of_a_picture_enters_but_through_states_of_text(target, one):
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3)])
 def test_the_text_is_plain_decodings_for_any_order_of_siblings(target, sampling):
     asked = ask("what is it?", [tiny.picture()], max_new_tokens=30, sampling=sampling)
-    plain = generate(target, load_drafter("plain", target), asked)
-    drafter = text_only(target)
-    drafter.propose = backwards(drafter.propose)
-    assert generate(target, drafter, asked).token_ids == plain.token_ids
+    check_any_order(text_only(target), target, asked)
 
 
 def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_path):
@@ -147,31 +135,16 @@ def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_
 
 
 def test_loss_does_not_depend_on_padding(target, one):
-    drafter = text_only(target)
-    short = shortened(one.artifact)
-    with torch.no_grad():
-        together = drafter.loss([one.artifact, short], 0.0).parts
-        alone = [drafter.loss([a], 0.0).parts for a in (one.artifact, short)]
-        twice = drafter.loss([short, short], 0.0).parts
-    for name in ("regression", "classification"):
-        low, high = sorted(float(p[name]) for p in alone)
-        assert low - 1e-4 <= float(together[name]) <= high + 1e-4
-        torch.testing.assert_close(twice[name], alone[1][name])
+    parts = ("regression", "classification")
+    check_padding(text_only(target), shortened(one.artifact), one.artifact, parts=parts)
 
 
 def test_an_answer_of_one_token_gives_no_signal_and_no_nan(target, one):
-    last = torch.zeros_like(one.artifact.supervised)
-    last[-1] = True
-    loss = text_only(target).loss([replace(one.artifact, supervised=last)], 0.0)
-    assert float(loss.total.detach()) == 0.0 and loss.total.requires_grad
+    check_no_signal(text_only(target), one)
 
 
 def test_a_draft_leaves_the_cache_as_it_was(target, one):
-    drafter = text_only(target)
-    with torch.no_grad():
-        state = drafter.start(one.prompt, one.prefill, one.answer[0])
-        trees = [drafter.propose(state, one.answer[0], Budget(depth=4, nodes=12)) for _ in "ab"]
-    assert torch.equal(trees[0].tokens, trees[1].tokens)
+    state = drafted_twice(text_only(target), one)
     assert state.cache.length == state.cache.stable
 
 

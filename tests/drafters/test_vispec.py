@@ -6,10 +6,20 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
-from taught import attended, backwards, check_learning, normed, recorded, shortened, unrolled_states
+from taught import (
+    attended,
+    check_any_order,
+    check_learning,
+    check_no_signal,
+    check_padding,
+    drafted_twice,
+    normed,
+    recorded,
+    shortened,
+    unrolled_states,
+)
 from torch import nn
 
-from varifocal.decode import generate
 from varifocal.drafters import load_drafter
 from varifocal.drafters._blocks import rotation_at
 from varifocal.drafters._recurrence import run_blocks
@@ -25,16 +35,6 @@ OURS = {"inner": 64, "nodes": 12}
 PUBLISHED = {"blocks": 1, "bare": True, "first_norm": False, "join_bias": True, "norms": "rms",
              "bias": True, "unroll": 2}  # fmt: skip
 SHARED = {"kv_heads": 2, "bias": True, "num_queries": 4}
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny.tiny_target(seed=3)  # whose greedy answer is no single token
-
-
-@pytest.fixture(scope="module")
-def one(target):
-    return recorded(target)
 
 
 @pytest.fixture(scope="module")
@@ -371,23 +371,13 @@ def test_every_weight_learns(target, one, two, none):
 
 
 def test_loss_does_not_depend_on_padding(target, one, none):
-    drafter = vispec(target)
-    short, plain = shortened(one.artifact), none.artifact
-    with torch.no_grad():
-        together = drafter.loss([one.artifact, short, plain], 0.0).parts
-        alone = [drafter.loss([a], 0.0).parts for a in (one.artifact, short, plain)]
-        twice = drafter.loss([short, short], 0.0).parts
-    for name in ("regression", "classification"):
-        low, *_, high = sorted(float(p[name]) for p in alone)
-        assert low - 1e-4 <= float(together[name]) <= high + 1e-4
-        torch.testing.assert_close(twice[name], alone[1][name])
+    longer = (one.artifact, none.artifact)
+    parts = ("regression", "classification")
+    check_padding(vispec(target), shortened(one.artifact), *longer, parts=parts)
 
 
 def test_an_answer_of_one_token_gives_no_signal_and_no_nan(target, one):
-    last = torch.zeros_like(one.artifact.supervised)
-    last[-1] = True
-    loss = vispec(target).loss([replace(one.artifact, supervised=last)], 0.0)
-    assert float(loss.total.detach()) == 0.0 and loss.total.requires_grad
+    check_no_signal(vispec(target), one)
 
 
 def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_path):
@@ -402,18 +392,11 @@ def test_a_learned_answer_is_accepted_and_comes_back_from_disk(target, one, tmp_
 def test_the_text_is_plain_decodings_for_any_order_of_siblings(target, sampling, pictures):
     shown = [tiny.picture(k) for k in range(pictures)]
     asked = ask("what is it?", shown, max_new_tokens=16, sampling=sampling)
-    plain = generate(target, load_drafter("plain", target), asked)
-    drafter = vispec(target)
-    drafter.propose = backwards(drafter.propose)
-    assert generate(target, drafter, asked).token_ids == plain.token_ids
+    check_any_order(vispec(target), target, asked)
 
 
 def test_a_draft_leaves_the_cache_as_it_was(target, one):
-    drafter = vispec(target)
-    with torch.no_grad():
-        state = drafter.start(one.prompt, one.prefill, one.answer[0])
-        trees = [drafter.propose(state, one.answer[0], Budget(depth=4, nodes=12)) for _ in "ab"]
-    assert torch.equal(trees[0].tokens, trees[1].tokens)
+    state = drafted_twice(vispec(target), one)
     assert state.cache.length == state.cache.stable
     assert state.cache.stable == int((~one.prompt.is_image[1:]).sum()) + 1 + 1  # and one row
 

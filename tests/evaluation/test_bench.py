@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from ticking import Ticks
 from tiny import picture, save_tiny, tiny_target
 
 from varifocal.errors import BadOption
@@ -15,17 +16,6 @@ from varifocal.request import ask
 from varifocal.sampling import Sampling
 
 QUICK = BenchConfig(drafters="lookup:nodes=4", suite="file", repeats=2, draws=50)
-
-
-class Ticks:
-    """Every look at the clock takes a second."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 1.0
-        return self.now
 
 
 def case(name, family, prompt, images=(), tokens=12):

@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from ticking import Ticks
 from tiny import picture, tiny_target
 
 from varifocal.errors import BadArtifact, BadOption
@@ -19,17 +20,6 @@ from varifocal.request import Message, Request, ask
 from varifocal.sampling import Sampling
 
 CONFIG = BenchConfig(drafters="plain,lookup:nodes=4", suite="file", repeats=2, draws=20, warm_up=0)
-
-
-class Ticks:
-    """Every look at the clock takes a second."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 1.0
-        return self.now
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from ticking import Ticks
 from tiny import picture, save_tiny, tiny_target
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -11,17 +12,6 @@ from varifocal.errors import BadOption, UnsupportedTarget
 from varifocal.evaluation.peers import Peer, parse_peer_options
 from varifocal.request import ask
 from varifocal.sampling import Sampling
-
-
-class Ticks:
-    """Every look at the clock takes a second."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 1.0
-        return self.now
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from varifocal.cli._inputs import names, quiet_transformers
-from varifocal.cli._options import Dtype
+from varifocal.cli._options import Device, Dtype, Threads
 from varifocal.cli._output import Output
 from varifocal.engine import find_dtype, set_threads
 from varifocal.errors import BadOption
@@ -24,10 +24,8 @@ class PlaceOptions:
     dtype: Annotated[
         Dtype, typer.Option("--dtype", help="auto: that of the checkpoint's file.")
     ] = Dtype.AUTO
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto"
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="CPU threads; torch's choice if left out.")
-    ] = None
+    device: Device = "auto"
+    threads: Threads = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,15 @@ from typing import Annotated
 
 import typer
 
+# Options that stand in sections of several commands, in the same words.
+Question = Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="The question.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token.")]
+TextSeed = Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", help="CPU threads; torch's choice if left out.")
+]
+
 
 class Dtype(StrEnum):
     """Number types of the target."""
@@ -35,9 +44,7 @@ class AskOptions:
             "--image", metavar="PATH", help="A picture, or - for standard input. Repeatable."
         ),
     ] = field(default_factory=list)
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="The question.")
-    ] = None
+    prompt: Question = None
     messages: Annotated[
         Path | None,
         typer.Option(
@@ -69,9 +76,7 @@ class LimitOptions:
 class SamplingOptions:
     """How a token is chosen."""
 
-    temperature: Annotated[
-        float, typer.Option("--temperature", help="0 takes the likeliest token.")
-    ] = 0.0
+    temperature: Temperature = 0.0
     top_k: Annotated[
         int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0: from all.")
     ] = 0
@@ -126,7 +131,7 @@ class SamplingOptions:
             "--min-new-tokens", help="Tokens before an end token may come; --stop may end sooner."
         ),
     ] = 0
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")] = 0
+    seed: TextSeed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +148,8 @@ class TargetOptions:
         Dtype,
         typer.Option("--dtype", help="auto: bfloat16 where the device computes it natively."),
     ] = Dtype.AUTO
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto"
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="CPU threads; torch's choice if left out.")
-    ] = None
+    device: Device = "auto"
+    threads: Threads = None
     exact_rows: Annotated[
         bool | None,
         typer.Option(

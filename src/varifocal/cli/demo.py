@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from varifocal.cli._inputs import engine_from, names, quiet_transformers, versions
-from varifocal.cli._options import DraftingOptions, OutputOptions, TargetOptions
+from varifocal.cli._options import DraftingOptions, OutputOptions, TargetOptions, Threads
 from varifocal.cli._output import Output, write_whole
 from varifocal.engine import Engine, set_threads
 from varifocal.errors import BadOption
@@ -211,16 +211,23 @@ def _result(acts: "Sequence[Act]", engine: Engine, page: Path) -> dict[str, Any]
     }
 
 
+_Run = Annotated[
+    Path, typer.Option("--run", metavar="DIR", help="Checkpoints and logs; resumes there.")
+]
+_Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the finished model.")]
+_TrainingThreads = Annotated[int, typer.Option("--threads", help="CPU threads.")]
+_ScoreItems = Annotated[
+    int, typer.Option("--score-items", help="Test pictures a family to score on.")
+]
+_Seed = Annotated[int, typer.Option("--seed", help="Of weights and pictures.")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
     """What is trained."""
 
-    run: Annotated[
-        Path, typer.Option("--run", metavar="DIR", help="Checkpoints and logs; resumes there.")
-    ] = Path("runs/demo")
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder of the finished model.")
-    ] = Path("runs/demo/target")
+    run: _Run = Path("runs/demo")
+    out: _Out = Path("runs/demo/target")
     start: Annotated[
         Path | None,
         typer.Option("--start", metavar="DIR", help="Train on from this exported model."),
@@ -241,11 +248,9 @@ class BuildOptions:
     again: Annotated[
         str, typer.Option("--again", metavar="A,B", help="Families drawn twice as often in that.")
     ] = "yesno,spatial,diagram,sums"
-    threads: Annotated[int, typer.Option("--threads", help="CPU threads.")] = 2
-    score_items: Annotated[
-        int, typer.Option("--score-items", help="Test pictures a family to score on.")
-    ] = 64
-    seed: Annotated[int, typer.Option("--seed", help="Of weights and pictures.")] = 0
+    threads: _TrainingThreads = 2
+    score_items: _ScoreItems = 64
+    seed: _Seed = 0
 
 
 def build(build: BuildOptions, output: OutputOptions) -> None:
@@ -267,24 +272,17 @@ def build(build: BuildOptions, output: OutputOptions) -> None:
     for name, value in plan.items():
         if name != "seed" and not value > 0:
             raise BadOption(f"{name} must be positive, got {value}")
-    set_threads(build.threads)
-    if not output.quiet:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    _begin(build.threads, output)
     recipe = train(run, folder, BuildPlan(**plan, again=again), start=start)
-    out.line(f"the model is in {folder}: mean exact {recipe['scores']['mean_exact']:.3f}")
-    out.write(recipe)
+    _end(recipe, folder, out)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
     """What is trained."""
 
-    run: Annotated[
-        Path, typer.Option("--run", metavar="DIR", help="Checkpoints and logs; resumes there.")
-    ] = Path("runs/draft-model")
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder of the finished model.")
-    ] = Path("runs/draft-model/model")
+    run: _Run = Path("runs/draft-model")
+    out: _Out = Path("runs/draft-model/model")
     target: Annotated[
         str, typer.Option("--target", metavar="PATH|demo", help="The model it will draft for.")
     ] = "demo"
@@ -293,11 +291,9 @@ class DraftOptions:
     blind: Annotated[
         float, typer.Option("--blind", help="Share of lessons without their picture.")
     ] = 0.3
-    threads: Annotated[int, typer.Option("--threads", help="CPU threads.")] = 1
-    score_items: Annotated[
-        int, typer.Option("--score-items", help="Test pictures a family to score on.")
-    ] = 64
-    seed: Annotated[int, typer.Option("--seed", help="Of weights and pictures.")] = 0
+    threads: _TrainingThreads = 1
+    score_items: _ScoreItems = 64
+    seed: _Seed = 0
 
 
 def build_draft(build: DraftOptions, output: OutputOptions) -> None:
@@ -319,11 +315,21 @@ def build_draft(build: DraftOptions, output: OutputOptions) -> None:
     target = demo_folder() if name == "demo" else Path(name)
     if not (target / "RECIPE.json").is_file():
         raise BadOption(f"{target} is no folder that `varifocal demo build` wrote: no RECIPE.json")
-    set_threads(build.threads)
-    if not output.quiet:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    _begin(build.threads, output)
     run.mkdir(parents=True, exist_ok=True)
     recipe = build_draft_model(run, target, folder, DraftPlan(**plan))
+    _end(recipe, folder, out)
+
+
+def _begin(threads: int, output: OutputOptions) -> None:
+    """Threads of the training, and its log unless all is quiet."""
+    set_threads(threads)
+    if not output.quiet:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+
+
+def _end(recipe: dict[str, Any], folder: Path, out: Output) -> None:
+    """Where the trained model is, and how it scores."""
     out.line(f"the model is in {folder}: mean exact {recipe['scores']['mean_exact']:.3f}")
     out.write(recipe)
 
@@ -336,9 +342,7 @@ class ScoreOptions:
         str, typer.Option("--target", metavar="PATH|demo", help="The model's folder.")
     ] = "demo"
     limit: Annotated[int, typer.Option("--limit", help="Test pictures a family.")] = 32
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="CPU threads; torch's choice if left out.")
-    ] = None
+    threads: Threads = None
 
 
 def score(score: ScoreOptions, output: OutputOptions) -> None:

@@ -17,7 +17,7 @@ from varifocal.cli._diffusion_options import (
     load_denoiser_from,
 )
 from varifocal.cli._interrupt import interruptible
-from varifocal.cli._options import OutputOptions
+from varifocal.cli._options import OutputOptions, Question, Temperature, TextSeed
 from varifocal.cli._output import Output
 from varifocal.errors import BadOption
 
@@ -35,9 +35,7 @@ _CANVAS = 64
 class AskOptions:
     """What is asked: a text, or a question of a task."""
 
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="The question.")
-    ] = None
+    prompt: Question = None
     prompt_file: Annotated[
         Path | None,
         typer.Option("--prompt-file", metavar="FILE", help="The same from a file in UTF-8."),
@@ -66,10 +64,8 @@ class AskOptions:
 class DrawOptions:
     """How a token is chosen."""
 
-    temperature: Annotated[
-        float, typer.Option("--temperature", help="0 takes the likeliest token.")
-    ] = 0.0
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same text.")] = 0
+    temperature: Temperature = 0.0
+    seed: TextSeed = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, ClassVar, Self, TypeVar, get_args, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 from varifocal.errors import BadOption
+from varifocal.options import typed_value
 
 _OPTION = r"[A-Za-z_]\w*="
 
@@ -51,7 +50,7 @@ class Entry(ABC):
                 raise BadOption(f"{cls.name} has no option {key}; {has}")
             if key in options:
                 raise BadOption(f"{cls.name}: {key} is given twice")
-            options[key] = _typed(f"{cls.name}'s option {key}", text, hints[key])
+            options[key] = typed_value(cls.name, key, text, hints[key])
         return cls(cls.Config(**options))
 
 
@@ -100,26 +99,6 @@ def check_share(name: str, value: float) -> None:
 def check_count(name: str, value: int, least: int = 1) -> None:
     """A whole number."""
     check(value >= least, f"{name} must be a count from {least}", value)
-
-
-def _typed(what: str, text: str, hint: Any) -> Any:
-    adapter: TypeAdapter[Any] = TypeAdapter(hint)
-    for candidate in (text, _literal(text)):  # pydantic reads numbers and yes/no from text
-        if isinstance(candidate, bool) and bool not in (hint, *get_args(hint)):
-            continue  # or pydantic would take it for 1 or 0
-        try:
-            return adapter.validate_python(candidate)
-        except ValidationError:
-            continue
-    wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-    raise BadOption(f"{what} wants {wanted}, got {text!r}")
-
-
-def _literal(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _written(value: object) -> str:

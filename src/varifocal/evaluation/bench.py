@@ -1,14 +1,12 @@
 """Measure entries against plain decoding on the same requests, in turn, and compare their texts."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
 from varifocal.decode import Clock
 from varifocal.errors import BadOption
@@ -30,7 +28,7 @@ from varifocal.evaluation.identity import Facts, cases_of, code_digest
 from varifocal.evaluation.journal import Journal, Record, Sitting, open_journal
 from varifocal.evaluation.kinds import Labels, Source, break_down, labels_of, pooled
 from varifocal.evaluation.lead import find_lead
-from varifocal.evaluation.machine import git_commit, machine_info
+from varifocal.evaluation.machine import git_commit, machine_info, threads
 from varifocal.evaluation.ngram import Walk, demo_answers, ngram_walks
 from varifocal.evaluation.suites import Case
 from varifocal.evaluation.turns import answered
@@ -94,7 +92,7 @@ def run_bench(
     if config.clock == "cpu" and target.device.type != "cpu":
         raise BadOption(f"CPU time does not see the work of {target.device}; take --clock wall")
     entries = parse_drafters(config.drafters)
-    with _threads(config.threads):
+    with threads(config.threads):
         cases = answered(cases, target, config.max_new_tokens)
         requests = [_request(case, config) for case in cases]
         contestants = load_contestants(
@@ -318,13 +316,3 @@ def _request(case: Case, config: BenchConfig) -> Request:
         max_new_tokens=config.max_new_tokens or case.request.max_new_tokens,
         id=case.id,
     )
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,8 +1,10 @@
-"""Where and with what a figure was measured."""
+"""Where and with what a figure is measured."""
 
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,17 @@ def machine_info(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         info["device"] = torch.cuda.get_device_name(device)
     return info | {name: _version(name) for name in ("torch", "transformers", "varifocal")}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many of torch's threads while this is open, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def git_commit() -> str:

@@ -45,21 +45,26 @@ from varifocal.evaluation.text import facts_of
 
 PARTS = ("prefill", "draft", "verify", "other")
 _PART_COLOURS = ("p0", "p2", "p1", "p3")
+_HERE = Path(__file__).parent
 _TITLE = 34  # letters of a panel's title
+
+
+def templates(folder: Path) -> jinja2.Environment:
+    """A folder's templates, beside those that all pages share."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader([folder, _HERE]), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
 
 
 def page(result: BenchResult) -> str:
     """The whole page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
     best = {figure: best_of(result, figure) for figure in ("tau", "decode_speedup")}
 
     def tops(entry: str, column: str, figure: Figure) -> bool:
         return is_best(result, best[figure], entry, column, figure)
 
-    return environment.get_template("report.html").render(
+    return templates(_HERE).get_template("report.html").render(
         result=result, heading=heading(result), notes=list(notes(result)), story=story(result),
         facts=facts_of(result), grid=grid_of(result), columns=columns_of(result), tops=tops,
         mark=mark, same_texts=same_texts, marks=MARKS, verdict=verdict, colours=COLOURS,

@@ -2,12 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any, Literal
-
-import torch
 
 from varifocal.diffusion import samplers, tasks
 from varifocal.diffusion.evaluation.cells import Cells
@@ -24,7 +21,7 @@ from varifocal.diffusion.sampler import Sampler
 from varifocal.diffusion.schedule import Caching, Plan
 from varifocal.diffusion.tasks import Split
 from varifocal.errors import BadOption
-from varifocal.evaluation.machine import git_commit, machine_info
+from varifocal.evaluation.machine import git_commit, machine_info, threads
 
 OWN = "own"  # as a sampler's name: the one that the model was published with
 Progress = Callable[[int, int, str], None]  # pieces done, pieces in all, what was done last
@@ -135,7 +132,7 @@ def run_bench(
         finished += 1
         progress(finished, total, label)
 
-    with _threads(config.threads):
+    with threads(config.threads):
         for contest in contests:
             found = hold(contest, kept, ticking, config.clock, done)
             rows += rows_of(contest, found, config.seed, config.draws)
@@ -218,13 +215,3 @@ def _contests(
                     num_rivals=config.rivals or config.limit,
                     num_timed=config.timed,
                 )
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -15,7 +15,7 @@ from varifocal.diffusion.evaluation.intervals import (
 )
 from varifocal.diffusion.evaluation.measure import Timed
 from varifocal.diffusion.evaluation.methods import FULL
-from varifocal.diffusion.evaluation.outcome import Agreement, Outcome
+from varifocal.diffusion.evaluation.outcome import Agreement, Outcome, accuracy, mean_nfe
 from varifocal.diffusion.sampler import Sampler
 from varifocal.evaluation.lead import interval
 
@@ -153,7 +153,7 @@ def _row(
         items=count,
         accuracy=right / count,
         accuracy_ci95=wilson(right, count),
-        accuracy_full=sum(o.is_right for o in full) / count,
+        accuracy_full=accuracy(full),
         accuracy_delta=delta,
         accuracy_delta_ci95=ends,
         is_within=delta >= -MARGIN,
@@ -166,20 +166,16 @@ def _row(
         same_text=agreement.same_text / count,
         agreement_sampler=Agreement.of(runs, same).agreeing / count,
         exits=agreement.exits / count,
-        premature=agreement.premature / agreement.exits if agreement.exits else 0.0,
+        premature=agreement.premature_share,
         **_exits(runs, plan.total),
         early=sum(o.num_early for o in runs) / count / plan.canvas,
         broken_rows=sum(not o.is_whole for o in runs),
-        nfe=_mean_nfe(runs),
-        nfe_full=_mean_nfe(full),
-        nfe_sampler=_mean_nfe(same),
+        nfe=mean_nfe(runs),
+        nfe_full=mean_nfe(full),
+        nfe_sampler=mean_nfe(same),
         **_times(found, name, base, seed, draws),
         **_rechecks(found.times.get(name, ()), runs),
     )
-
-
-def _mean_nfe(runs: Sequence[Outcome]) -> float:
-    return sum(outcome.nfe for outcome in runs) / len(runs)
 
 
 def _exits(runs: Sequence[Outcome], planned: int) -> dict[str, Any]:

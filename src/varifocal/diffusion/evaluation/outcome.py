@@ -101,3 +101,18 @@ class Agreement:
     def agreeing(self) -> int:
         """Items with the same answer, equally right."""
         return self.items - self.helped - self.hurt - self.changed
+
+    @property
+    def premature_share(self) -> float:
+        """Of exits; 0 without any."""
+        return self.premature / self.exits if self.exits else 0.0
+
+
+def accuracy(runs: Sequence[Outcome]) -> float:
+    """Share of right answers."""
+    return sum(run.is_right for run in runs) / len(runs)
+
+
+def mean_nfe(runs: Sequence[Outcome]) -> float:
+    """Forwards a run."""
+    return sum(run.nfe for run in runs) / len(runs)

@@ -5,7 +5,6 @@ from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
 
-import jinja2
 from markupsafe import Markup
 from PIL import PngImagePlugin
 
@@ -25,6 +24,7 @@ from varifocal.diffusion.evaluation.table import (
 )
 from varifocal.evaluation.charts import Item, Scale, Stack, bars, columns, series_colour, stacks
 from varifocal.evaluation.drawing import COLOURS, Drawing, Pen, Real, Text, svg
+from varifocal.evaluation.page import templates
 
 _PARTS = ("forward", "gate", "sample", "other")
 _PART_COLOURS = ("p1", "p2", "p0", "p3")
@@ -33,12 +33,8 @@ _WIDTH, _EDGE, _GAP, _ACROSS = 1200, 24.0, 26.0, 3
 
 def page(result: BenchResult) -> str:
     """The whole page."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
     made = grids(result)
-    return environment.get_template("page.html").render(
+    return templates(Path(__file__).parent).get_template("page.html").render(
         result=result, heading=heading(result), story=story(result.rows, result.summaries),
         notes=list(notes(result)), colours=COLOURS, grids=made, points=points, speed=speed,
         all_columns=all_columns(), figures=figures,

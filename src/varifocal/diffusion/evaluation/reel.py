@@ -14,7 +14,7 @@ from varifocal.diffusion.evaluation.frozen import find_gate
 from varifocal.diffusion.evaluation.items import Drawn
 from varifocal.diffusion.evaluation.measure import Setup
 from varifocal.diffusion.evaluation.measure import record as record_runs
-from varifocal.diffusion.evaluation.outcome import Agreement, Outcome
+from varifocal.diffusion.evaluation.outcome import Agreement, Outcome, accuracy, mean_nfe
 from varifocal.diffusion.recording import Recording, load_recordings, save_recordings
 from varifocal.diffusion.replay import replay
 from varifocal.diffusion.sampler import Sampler
@@ -146,13 +146,13 @@ def _row(label: str, setting: str, runs: list[Outcome], full: list[Outcome]) -> 
     return Replayed(
         gate=label,
         setting=setting,
-        accuracy=sum(run.is_right for run in runs) / count,
+        accuracy=accuracy(runs),
         agreement=agreement.agreeing / count,
         helped=agreement.helped,
         hurt=agreement.hurt,
         changed=agreement.changed,
         exits=agreement.exits / count,
-        premature=agreement.premature / agreement.exits if agreement.exits else 0.0,
-        nfe=sum(run.nfe for run in runs) / count,
-        nfe_full=sum(run.nfe for run in full) / count,
+        premature=agreement.premature_share,
+        nfe=mean_nfe(runs),
+        nfe_full=mean_nfe(full),
     )

@@ -1,13 +1,13 @@
 """Hold a gate to full decoding on the same questions, and the loop to what it promises."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from varifocal.diffusion.evaluation.items import Drawn
 from varifocal.diffusion.evaluation.measure import Setup, finished, live, record
 from varifocal.diffusion.evaluation.methods import how_to_run
-from varifocal.diffusion.evaluation.outcome import Agreement, Outcome
+from varifocal.diffusion.evaluation.outcome import Agreement, accuracy, mean_nfe
 from varifocal.diffusion.gate import Gate
 from varifocal.diffusion.gates._cvc import CVCConfig
 from varifocal.diffusion.gates.cvc import CVC
@@ -108,16 +108,16 @@ def check(
         task=drawn.task.name,
         canvas=setup.plan.canvas,
         items=count,
-        accuracy=_accuracy(runs),
-        accuracy_full=_accuracy(full),
+        accuracy=accuracy(runs),
+        accuracy_full=accuracy(full),
         agreement=agreement.agreeing / count,
         helped=agreement.helped,
         hurt=agreement.hurt,
         changed=agreement.changed,
         exits=agreement.exits / count,
-        premature=agreement.premature / agreement.exits if agreement.exits else 0.0,
-        nfe=sum(run.nfe for run in runs) / count,
-        nfe_full=sum(run.nfe for run in full) / count,
+        premature=agreement.premature_share,
+        nfe=mean_nfe(runs),
+        nfe_full=mean_nfe(full),
         never=count - agreement.exits,
         broken_rows=sum(not run.is_whole for run in [*runs, *full]),
         batch_checked=len(alone),
@@ -127,10 +127,6 @@ def check(
         replay_gate=stops.text,
         is_within=100 * differing / count <= tolerance,
     )
-
-
-def _accuracy(runs: Sequence[Outcome]) -> float:
-    return sum(run.is_right for run in runs) / len(runs)
 
 
 def _alone(setup: Setup, item: Any, sampler: Sampler[Any], gate: Gate[Any]) -> DiffusionResult:
