@@ -89,6 +89,23 @@ def test_a_stop_token_does_not_mend_a_broken_answer(text):
     assert not reader_of(name).extract(ids_of(text, stopped=True)).closed
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("boxed", "\\boxed{41} ?\nso"),
+        ("tag", "<answer>41</answer> or"),
+        ("expr", "\\boxed{4 + 1} ?"),
+        ("mc_letter", "the answer is B. Or"),
+    ],
+)
+def test_an_answer_that_a_later_one_would_replace_is_closed_by_the_end_of_the_text(name, text):
+    ids = ids_of(text)
+    assert not reader_of(name).extract(ids).closed
+    candidate = reader_of(name).extract([*ids, byte_level().eos_token_id])
+    assert candidate.closed and candidate.span[-1] == len(ids)
+    assert set(candidate.answer) < set(candidate.span)
+
+
 def test_a_silent_token_between_an_answer_and_its_stop_is_part_of_the_span():
     # It may yet become a digit.
     mask = byte_level().convert_tokens_to_ids(MASK)

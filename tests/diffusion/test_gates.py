@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from gated import CANVAS, HIGH, NONE, OPEN, A, B, exit_of, run, told
+from gated import CANVAS, HIGH, NONE, OPEN, TAIL, A, B, exit_of, run, told
 from tabled import MASK, Law, ids_of, scripted, sure
 
 from varifocal.diffusion.candidate import Candidate
@@ -149,6 +149,16 @@ def test_tokens_count_what_parallel_steps_commit():
     plan = {"steps": 5}  # four tokens a step
     assert run(law, "cvc:w=6", **plan).exit_step is None
     assert run(law, "cvc:w=6:unit=tokens", **plan).exit_step == 3  # 1 + 8 committed since
+
+
+def test_a_guess_in_the_form_of_the_answer_waits_for_what_is_said_behind_it():
+    text = "\\boxed{4} b7"
+    text += "$" * (CANVAS - len(text))
+    doubtful = [HIGH] * 9 + [0.5] * 3 + [TAIL] * (CANVAS - 12)
+    sure = [HIGH] * 12 + [TAIL] * (CANVAS - 12)
+    script = [(text, doubtful)] * 4 + [(text, sure)]
+    assert run(scripted(*script), "cvc:w=2:context=none", format="boxed").exit_step == 5
+    assert run(scripted((text, sure)), "cvc:w=2:context=none", format="boxed").exit_step == 2
 
 
 def test_a_short_span_may_be_refused():

@@ -31,6 +31,9 @@ class Match:
     answer: tuple[int, int]  # never empty
     end: int  # behind the closer, or behind the answer
     ending: Ending
+    # Whether a later one would take its place: then it is closed by the end of the text alone, and
+    # all up to there is part of what makes it the answer.
+    is_last: bool = False
 
 
 def closing(text: str, at: int) -> tuple[int, Ending]:
@@ -118,12 +121,15 @@ class Reader:
         match = self._format.locate(text.string)
         if match is None:
             return None
-        is_stopped = match.ending is Ending.OPEN and len(with_stop) > len(ids)
-        closed = (match.ending is Ending.CLOSED or is_stopped) and self._is_sound(match.value)
+        # By the stop token, which then belongs to the answer with all that is before it.
+        by_stop = len(with_stop) > len(ids) and (match.is_last or match.ending is Ending.OPEN)
+        by_closer = match.ending is Ending.CLOSED and not match.is_last
+        closed = (by_stop or by_closer) and match.ending is not Ending.BROKEN
+        closed = closed and self._is_sound(match.value)
         place = text.tokens(match.begin, match.end)
         # What stands first does so because of all that is before it, silent tokens included.
         first = place.start if match.begin else 0
-        last = len(with_stop) if is_stopped and closed else place.stop
+        last = len(with_stop) if by_stop and closed else place.stop
         return Candidate(
             value=match.value,
             span=tuple(range(first, last)),

@@ -52,12 +52,13 @@ class Choice(Format):
                     answer=box.content,
                     end=box.end,
                     ending=box.ending,
+                    is_last=True,
                 )
         stated = list(self._stated.finditer(text))
         found = stated[-1] if stated else self._leading.match(text)
-        return None if found is None else self._match(text, found)
+        return None if found is None else self._match(text, found, is_last=bool(stated))
 
-    def _match(self, text: str, found: re.Match[str]) -> Match:
+    def _match(self, text: str, found: re.Match[str], *, is_last: bool) -> Match:
         at = found.end()
         if self.articles and found["word"] in self.articles:
             blanks = _BLANKS.match(text, at)
@@ -70,6 +71,8 @@ class Choice(Format):
             answer=found.span("word"),
             end=end,
             ending=ending,
+            # A letter that comes first is taken for the answer, though a statement may follow.
+            is_last=is_last,
         )
 
     def agrees(self, value: str, reference: str) -> bool:

@@ -23,7 +23,12 @@ class Expression(Format):
         if not value:
             return None
         return Match(
-            value=value, begin=box.begin, answer=box.content, end=box.end, ending=box.ending
+            value=value,
+            begin=box.begin,
+            answer=box.content,
+            end=box.end,
+            ending=box.ending,
+            is_last=True,
         )
 
     def agrees(self, value: str, reference: str) -> bool:

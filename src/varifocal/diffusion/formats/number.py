@@ -43,6 +43,7 @@ class NumberAfter(Format):
             answer=found.span("number"),
             end=end,
             ending=ending,
+            is_last=self.takes_last,
         )
 
     def agrees(self, value: str, reference: str) -> bool:

@@ -34,6 +34,7 @@ class Tag(Format):
             answer=(first, first + len(inner.strip())),
             end=outside + len(closer) if is_closed else outside,
             ending=Ending.CLOSED if is_closed else Ending.OPEN,
+            is_last=True,
         )
 
     def agrees(self, value: str, reference: str) -> bool:
