@@ -7,6 +7,7 @@ from sparse_examples import append, asking, filled, softmax_attention
 from varifocal.errors import BadOption, BadRequest
 from varifocal.sparse.padded import Kept, ranked, ranking
 from varifocal.sparse.padded_torch import TorchOperations
+from varifocal.sparse.predictors import Average
 from varifocal.sparse.runtime import SparseAttention
 from varifocal.sparse.selection import Queries, Reach, best, listed
 from varifocal.sparse.static_step import Buffers, StaticStep
@@ -47,7 +48,7 @@ def asked(cache, number: int, *, group=2) -> Queries:
     return Queries(vectors=asking_.vectors, rows=asking_.rows, visible=asking_.visible, scale=0.3)
 
 
-@pytest.mark.parametrize("predictor,beta", [("ema", 0.5), ("last", 0.0)])
+@pytest.mark.parametrize("predictor,beta", [("ema", Average.BETA), ("last", 0.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_static_step_is_the_runtimes_to_the_bit(predictor, beta, dtype):
     lengths = [46, 3, 21]

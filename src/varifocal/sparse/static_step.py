@@ -20,6 +20,7 @@ from torch import Tensor
 from varifocal.errors import BadOption, BadRequest
 from varifocal.sparse.blocks import BlockCache
 from varifocal.sparse.padded import Board, Kept, Merged, Operations, ranking
+from varifocal.sparse.predictors import Average
 from varifocal.sparse.selection import Queries, Reach
 from varifocal.sparse.streams import ATTEND, BEGIN, JOIN, PLAIN, Streams
 
@@ -144,7 +145,7 @@ class StaticStep:
         operations: Operations,
         buffers: Buffers,
         *,
-        beta: float = 0.5,
+        beta: float = Average.BETA,
     ) -> None:
         self.buffers, self.memory = buffers, Memory(buffers, beta)
         self._cache, self._layer, self._operations = cache, layer, operations
