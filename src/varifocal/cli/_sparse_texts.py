@@ -12,7 +12,6 @@ from varifocal.cli._inputs import names
 from varifocal.errors import BadOption, BadRequest
 
 if TYPE_CHECKING:
-    from varifocal.demo.recall import LongText
     from varifocal.sparse.bench import Draw
     from varifocal.sparse.contest import Sample
     from varifocal.sparse.rates import Draw as DrawNested
@@ -109,18 +108,9 @@ def _tasks(
             words, is_said = list[str](), list[bool]()
             length = context + given
             while len(words) < context + given:  # a length is about met
-                words, is_said = _written(draw_long((kind,), length, index, "test"))
+                words, is_said = draw_long((kind,), length, index, "test").written()
                 length += given
             ids = torch.tensor([vocabulary[word] for word in words], device=target.device)
             is_answer, end = torch.tensor(is_said, device=target.device), context + given
             samples.append(Sample(kind, ids[:context], ids[context:end], is_answer[context:end]))
     return samples
-
-
-def _written(text: "LongText") -> tuple[list[str], list[bool]]:
-    """Its words, and which of them are of answers."""
-    words, is_said = [*text.words], [False] * len(text.words)
-    for question in text.questions:
-        words += [*question.asked, *question.answer]
-        is_said += [False] * len(question.asked) + [True] * len(question.answer)
-    return words, is_said
