@@ -54,11 +54,11 @@ class Setting:
     reach: Reach
     block_size: int
     kernel: str
-    indexer: Indexer | None  # for the selectors that read one
     share: float  # of guesses, where it is fixed
     warm_up: int  # tokens before any is timed
     tokens: int
     follows: bool  # read the text's own next token rather than the predicted one
+    indexer: Indexer | None = None  # for the selectors that read one
 
     def indexer_for(self, selector: str) -> Indexer | None:
         """The indexer, if this selector reads it."""
