@@ -257,6 +257,14 @@ def test_questions_are_distinct_and_fit():
         draw(tokenizer, "chain", 3, 8)
 
 
+def test_skipped_questions_are_those_of_a_run_without_skipping():
+    tokenizer = Pupil().tokenizer
+    first, later = (draw(tokenizer, "chain", 5, 80, skip=skip) for skip in (0, 5))
+    assert first.items + later.items == draw(tokenizer, "chain", 10, 80).items
+    with pytest.raises(BadOption, match="skips 0 or more"):
+        draw(tokenizer, "chain", 3, 80, skip=-1)
+
+
 def test_full_and_latch_are_always_rows():
     assert [m.label for m in parse_methods("cvc")] == ["full", "cvc", "latch"]
     assert [m.label for m in parse_methods("all")] == ALL.split(",")
@@ -275,7 +283,7 @@ def test_latch_and_cvc_have_the_frozen_setting_by_default():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"limit": 0}, {"timed": 9, "limit": 3}, {"rivals": 0}, {"threads": 2},
+    [{"limit": 0}, {"skip": -1}, {"timed": 9, "limit": 3}, {"rivals": 0}, {"threads": 2},
      {"batch": 0}],
 )  # fmt: skip
 def test_settings_that_make_no_benchmark_are_refused(wrong):

@@ -79,6 +79,9 @@ class MeasureOptions:
     """On how much, and by which clock."""
 
     limit: Annotated[int, typer.Option("--limit", help="Questions of each task.")] = 20
+    skip: Annotated[
+        int, typer.Option("--skip", help="Questions before the first, for some not seen yet.")
+    ] = 0
     rivals: Annotated[
         int | None,
         typer.Option(
@@ -169,6 +172,7 @@ def _config(rows: RowOptions, measure: MeasureOptions, place: PlaceOptions) -> "
         blocks=numbers(rows.block, "--block"),
         caching=rows.caching,  # type: ignore[arg-type]  # checked there
         limit=measure.limit,
+        skip=measure.skip,
         rivals=measure.rivals,
         timed=min(5, measure.limit) if measure.timed_items is None else measure.timed_items,
         batch=measure.batch,

@@ -38,6 +38,7 @@ class BenchConfig:
     blocks: tuple[int, ...] = (8,)
     caching: Caching = "none"
     limit: int = 20  # questions a task
+    skip: int = 0  # questions before the first of them
     rivals: int | None = None  # of these for methods that are no main ones, as `Method` has it; all
     timed: int = 5  # of these, questions that are timed
     batch: int = 16
@@ -48,7 +49,7 @@ class BenchConfig:
     draws: int = 2000
 
     def __post_init__(self) -> None:
-        least = {"limit": 1, "timed": 0, "batch": 1, "threads": 1, "draws": 1}
+        least = {"limit": 1, "skip": 0, "timed": 0, "batch": 1, "threads": 1, "draws": 1}
         for name, count in least.items():
             if getattr(self, name) < count:
                 raise BadOption(f"{name} must be at least {count}, got {getattr(self, name)}")
@@ -203,7 +204,9 @@ def _contests(
             task = tasks.find(name)
             for canvas, block in product(config.canvases or (task.canvas,), config.blocks):
                 plan = Plan(canvas=canvas, block=block, caching=config.caching)
-                drawn = draw(denoiser.tokenizer, name, config.limit, canvas, config.split)
+                drawn = draw(
+                    denoiser.tokenizer, name, config.limit, canvas, config.split, skip=config.skip
+                )
                 setup = Setup(denoiser=denoiser, task=task, plan=plan, batch=config.batch)
                 setup.decoding(drawn.items, own[0], setup.full)  # refuses what does not fit
                 yield Contest(

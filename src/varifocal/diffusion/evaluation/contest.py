@@ -266,7 +266,7 @@ def _key(contest: Contest, what: str, chunk: slice) -> Facts:
         "code": code_digest(),
         "task": drawn.task.name,
         "split": drawn.split,
-        "items": [chunk.start, chunk.stop],
+        "items": [drawn.skipped + chunk.start, drawn.skipped + chunk.stop],
         "plan": asdict(contest.setup.plan),
     }
 

@@ -20,27 +20,37 @@ class Drawn:
     split: Split
     canvas: int
     items: tuple[Item, ...]
+    skipped: int  # questions before the first of these
     fitting: float  # of the questions looked at, the share whose answer and its end fit
 
 
 def draw(
-    tokenizer: PreTrainedTokenizerBase, name: str, number: int, canvas: int, split: Split = "test"
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    number: int,
+    canvas: int,
+    split: Split = "test",
+    *,
+    skip: int = 0,
 ) -> Drawn:
-    """The first so many questions with an answer shorter than the canvas.
+    """The first so many questions with an answer shorter than the canvas, or those after `skip`.
 
     Raises BadOption if there are next to none, or not so many different ones.
     """
     task = tasks.find(name)
-    if number < 1:
-        raise BadOption(f"a task needs one question at least, got {number}")
+    if number < 1 or skip < 0:
+        raise BadOption(
+            f"a task needs one question at least, and skips 0 or more; got {number} and {skip}"
+        )
+    wanted = skip + number
     found: dict[str, Item] = {}
     num_fitting = 0
     for index in count():
-        if len(found) == number:
+        if len(found) == wanted:
             break
         is_hopeless = index >= _LOOKED_AT and not found
-        if is_hopeless or index >= max(_LOOKED_AT, 100 * number):
-            raise BadOption(_too_few(task, number, canvas, split, num_fitting, len(found)))
+        if is_hopeless or index >= max(_LOOKED_AT, 100 * wanted):
+            raise BadOption(_too_few(task, wanted, canvas, split, num_fitting, len(found)))
         item = task.draw(index, split)
         if len(tokenizer.encode(item.answer, add_special_tokens=False)) < canvas:
             num_fitting += 1
@@ -49,7 +59,8 @@ def draw(
         task=task,
         split=split,
         canvas=canvas,
-        items=tuple(found.values()),
+        items=tuple(found.values())[skip:],
+        skipped=skip,
         fitting=num_fitting / index,
     )
 

@@ -111,7 +111,9 @@ def heading(result: BenchResult) -> str:
     device = machine["cpu"] if machine.get("device", "cpu") == "cpu" else machine["device"]
     models = ", ".join(f"{model['name']} in {model['dtype']}" for model in result.models)
     return (
-        f"{models}: {config['limit']} {config['split']} questions a task, {config['timed']} of "
+        f"{models}: {config['limit']} {config['split']} questions a task"
+        + (f" (after the first {config['skip']})" if config["skip"] else "")
+        + f", {config['timed']} of "
         f"them timed by {result.clock} time on {config['threads']} thread"
         f"{'s' if config['threads'] != 1 else ''}, {device}; blocks of "
         + ", ".join(map(str, config["blocks"]))
