@@ -40,7 +40,7 @@ from varifocal.sparse import (
 from varifocal.sparse.kernels import BlockKernel
 from varifocal.sparse.phases import SHARES
 from varifocal.sparse.profiles import Profile
-from varifocal.sparse.profiling import Care, measure
+from varifocal.sparse.profiling import Care, Profiler, Trial
 from varifocal.sparse.selectors import Quest
 from varifocal.sparse.simulator import Projection, project
 
@@ -136,16 +136,15 @@ def row(args: argparse.Namespace, context: int, queues: TwoThreads) -> Row:
     """Measure phases, then steps in turn, then compare."""
     cache, reach = filled(args, context), Reach(budget=args.budget)
     drifting = queries(args, context)
-    times = measure(
-        cache,
-        reach,
-        0,
-        next(drifting),
+    trial = Trial(
+        cache=cache,
+        reach=reach,
+        layer=0,
         selector=args.selector,
         predictor=args.predictor,
-        queues=queues,
-        care=Care(repeats=args.turns, typical=min if args.fastest else median, rest=args.rest),
+        care=Care(typical=min if args.fastest else median, rest=args.rest),
     )
+    profiler = Profiler(trial, next(drifting), queues)
     options = {"selector": args.selector, "predictor": args.predictor}
     share = FixedSpeculation(args.share)
     plain = SparseAttention(cache, reach, **options)
@@ -154,9 +153,11 @@ def row(args: argparse.Namespace, context: int, queues: TwoThreads) -> Row:
     steps: dict[str, list[Any]] = {"plain": [], "serial": [], "two_threads": []}
     acts = {"plain": plain.plain, "serial": serial.step, "two_threads": parallel.step}
     for turn in range(WARM_UP + args.turns):
-        asked = next(drifting)
-        made = {}
-        for name, act in acts.items():
+        asked, made = next(drifting), {}
+        profiler.round(asked)  # in turn, since what a machine does changes from second to second
+        names = list(acts)
+        for name in names[turn % 3 :] + names[: turn % 3]:  # the first finds its keys cold
+            act = acts[name]
             time.sleep(args.rest)
             made[name] = act(0, asked)
             parallel.settle()
@@ -164,7 +165,7 @@ def row(args: argparse.Namespace, context: int, queues: TwoThreads) -> Row:
         if turn >= WARM_UP:
             for name, step in made.items():
                 steps[name].append(step)
-    return compared(context, args, times, reach, plain.unit, steps)
+    return compared(context, args, profiler.times(), reach, plain.unit, steps)
 
 
 def compared(

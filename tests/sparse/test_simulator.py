@@ -11,7 +11,7 @@ from varifocal.sparse.guard import GuardedSpeculation
 from varifocal.sparse.phases import SHARES, Line, PhaseTimes
 from varifocal.sparse.profiles import Profile, paper_profiles, read_profiles
 from varifocal.sparse.simulator import Task, hit_curve, play, project, simulate
-from varifocal.sparse.speculation import FixedSpeculation, ProfiledSpeculation, Speculation
+from varifocal.sparse.speculation import FixedSpeculation, ProfiledSpeculation, Sizes, Speculation
 
 
 def drawn(rng: Random) -> tuple[PhaseTimes, Profile]:
@@ -108,7 +108,7 @@ def true_seconds(
     taken, answers = 0.0, []
     for step in range(steps):
         rate = rates[step * len(rates) // steps]
-        guessed = speculation.guesses(0, units, kept, chosen)
+        guessed = speculation.guesses(0, Sizes(lambda: (units, kept, chosen)))
         answers.append(guessed)
         is_right = torch.zeros(1, 1, units, dtype=torch.bool)
         hits = sum(rng.random() < rate for _ in range(chosen))
@@ -171,7 +171,7 @@ def test_pauses_grow_while_trials_are_lost_and_shrink_after_one_is_won():
     waits, since = [], 0
     for step in range(1500):
         for layer in (0, 1):
-            is_guessing = guarded.guesses(layer, 100, 4, 10) is not None
+            is_guessing = guarded.guesses(layer, Sizes(lambda: (100, 4, 10))) is not None
             slow = 2.0 if step < 900 else 0.5
             guarded.took(layer, slow if is_guessing else 1.0, is_guessing=is_guessing)
         if not is_guessing:

@@ -6,10 +6,10 @@ from sparse_examples import asking, filled
 
 from varifocal.errors import BadOption, BadRequest
 from varifocal.sparse.phases import SHARES, Line, PhaseTimes
-from varifocal.sparse.profiling import measure
+from varifocal.sparse.profiling import Trial, measure
 from varifocal.sparse.runtime import SparseAttention
 from varifocal.sparse.selection import Reach
-from varifocal.sparse.speculation import FixedSpeculation, ProfiledSpeculation
+from varifocal.sparse.speculation import FixedSpeculation, ProfiledSpeculation, Sizes
 
 
 def times(select=100.0, attend=1.0, contention=1.0) -> PhaseTimes:
@@ -38,13 +38,13 @@ def taught(profile: PhaseTimes, rate: float) -> ProfiledSpeculation:
 
 
 def test_where_guesses_are_right_and_selection_is_long_as_many_as_are_chosen():
-    assert taught(times(), 0.9).guesses(0, 200, 4, 40) == 40
+    assert taught(times(), 0.9).guesses(0, Sizes(lambda: (200, 4, 40))) == 40
 
 
 @pytest.mark.parametrize("select", [1.0, 10.0, 20.0, 30.0, 45.0, 60.0, 100.0])
 @pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
 def test_speculation_never_outlasts_selection(select, rate):
-    guessed = taught(times(select=select), rate).guesses(0, 200, 4, 40)
+    guessed = taught(times(select=select), rate).guesses(0, Sizes(lambda: (200, 4, 40)))
     assert guessed is None or 4 + guessed <= select
 
 
@@ -52,7 +52,7 @@ def test_speculation_never_outlasts_selection(select, rate):
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.9])
 def test_the_expected_step_is_never_slower_than_plain(contention, rate):
     profile = times(contention=contention)
-    guessed = taught(profile, rate).guesses(0, 200, 4, 40)
+    guessed = taught(profile, rate).guesses(0, Sizes(lambda: (200, 4, 40)))
     if guessed is not None:
         share = min(guessed / 40, rate)
         assert profile.speculating(200, 4, 40, guessed, share) < 0.98 * profile.plain(200, 4, 40)
@@ -63,8 +63,10 @@ def test_the_expected_step_is_never_slower_than_plain(contention, rate):
 def test_before_anything_was_seen_only_what_is_certain_is_attended_early():
     fresh = ProfiledSpeculation(times(), num_layers=1)
     assert fresh.rates(0) == [0.0] * len(SHARES)
-    assert fresh.guesses(0, 200, 4, 40) == 0
-    assert fresh.guesses(0, 200, 0, 40) is None  # nothing is certain: nothing to gain
+    assert fresh.guesses(0, Sizes(lambda: (200, 4, 40))) == 0
+    assert (
+        fresh.guesses(0, Sizes(lambda: (200, 0, 40))) is None
+    )  # nothing is certain: nothing to gain
 
 
 def test_rates_of_larger_shares_count_the_runners_up():
@@ -107,13 +109,13 @@ def test_measured_times_are_positive_and_leave_the_cache_alone():
     queries = asking(cache)
     before = [part.clone() for part in cache.tokens(0, 0)]
     reach = Reach(budget=8, first=2, recent=3)
-    got = measure(cache, reach, 0, queries)
+    got = measure(Trial(cache=cache, reach=reach, layer=0), queries)
     assert all(line(15) > 0 for line in (got.select, got.attend, got.merge, got.learn))
     assert got.contention == 2  # one queue: they take turns
     assert all(torch.equal(a, b) for a, b in zip(before, cache.tokens(0, 0), strict=True))
     with pytest.raises(BadRequest, match="at least 8 units of 4 keys to measure at, got 3"):
         short = filled([12])
-        measure(short, reach, 0, asking(short))
+        measure(Trial(cache=short, reach=reach, layer=0), asking(short))
 
 
 def test_settings_out_of_range_are_refused():

@@ -10,7 +10,7 @@ from statistics import median
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from varifocal.sparse.speculation import Speculation
+from varifocal.sparse.speculation import Sizes, Speculation
 
 
 class GuardedSpeculation(Speculation):
@@ -34,9 +34,9 @@ class GuardedSpeculation(Speculation):
         self._with: list[float] = []  # seconds of the trial's steps
         self._without: list[float] = []
 
-    def guesses(self, layer: int, units: int, kept: int, chosen: int) -> int | None:
+    def guesses(self, layer: int, sizes: Sizes) -> int | None:
         """The other's answer, but in the first half of a trial and in pauses."""
-        answer = self._inner.guesses(layer, units, kept, chosen)
+        answer = self._inner.guesses(layer, sizes)
         if answer is None:
             return None
         self._steps[layer] += 1

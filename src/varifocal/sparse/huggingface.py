@@ -39,7 +39,7 @@ from varifocal.sparse.interface import (
     use,
 )
 from varifocal.sparse.phases import PhaseTimes
-from varifocal.sparse.profiling import FEWEST, Care, measure
+from varifocal.sparse.profiling import FEWEST, Care, Trial, measure
 from varifocal.sparse.queues import Queues
 from varifocal.sparse.runtime import SparseAttention, Step
 from varifocal.sparse.selection import Queries, Reach
@@ -175,17 +175,16 @@ class SparseCache(AttendingCache):
         if int(queries.visible.min()) < FEWEST * mine.unit:
             mine.guess_by(NoSpeculation())
             return None
-        times = measure(
-            mine.cache,
-            mine.reach,
-            layer,
-            queries,
+        trial = Trial(
+            cache=mine.cache,
+            reach=mine.reach,
+            layer=layer,
             selector=mine.selector.name,
             predictor=self._predictor,
-            queues=self._queues,
             kernel=mine.kernel,
             care=Care(repeats=3),
         )
+        times = measure(trial, queries, self._queues)
         layers = mine.cache.shape.num_layers
         mine.guess_by(GuardedSpeculation(ProfiledSpeculation(times, layers), layers))
         return times

@@ -3,9 +3,9 @@
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import product
 
 from varifocal.errors import BadRequest
 from varifocal.sparse.blocks import BlockCache
@@ -72,31 +72,26 @@ class _Points:
         return Line.through(*((u, typical(s)) for u, s in grouped.items()))
 
 
-@dataclass(frozen=True)
-class _Bench:
-    """What is measured, and on what."""
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How steps are to be made that are measured."""
 
     cache: BlockCache
     reach: Reach
     layer: int
-    queries: Queries
-    selector: str
-    predictor: str
-    kernel: str
-    care: Care
+    selector: str = "quest"
+    predictor: str = "ema"
+    kernel: str = "torch"
+    care: Care = CARE
 
     @property
     def unit(self) -> int:
+        """Tokens of a unit."""
         return load_selector(self.selector, self.cache).unit(self.cache)
 
-    def upto(self, tokens: int) -> "_Bench":
-        """The same on fewer tokens of the cache."""
-        visible = self.queries.visible.clamp(max=tokens)
-        return replace(self, queries=replace(self.queries, visible=visible))
-
     def attention(self, share: float, queues: Queues) -> SparseAttention:
-        """Anew, and primed: the same query over and over is guessed right as far as possible."""
-        made = SparseAttention(
+        """One that guesses so many units for each that is chosen."""
+        return SparseAttention(
             self.cache,
             self.reach,
             selector=self.selector,
@@ -105,62 +100,99 @@ class _Bench:
             queues=queues,
             kernel=self.kernel,
         )
-        made.prime(self.layer, self.queries)
-        return made
 
-    def steps(self, attention: SparseAttention) -> Iterator[Step]:
-        """Steps without end, the first of them unseen: it warms up."""
-        attention.step(self.layer, self.queries)
-        while True:
+
+@dataclass
+class _Size:
+    """Steps over the first tokens of a cache with a share of guesses, on one queue and on two."""
+
+    tokens: int
+    clock: _Clocked
+    one: SparseAttention
+    two: SparseAttention | None
+    pairs: list[tuple[Step, Step | None]] = field(default_factory=list)
+
+    def step(self, layer: int, queries: Queries, rest: float, *, two_first: bool) -> Step:
+        """One of each, by turns first: the second finds its keys in the processor's caches."""
+        own = replace(queries, visible=queries.visible.clamp(max=self.tokens))
+        made: dict[int, Step] = {}
+        ways = [(0, self.one)] if self.two is None else [(0, self.one), (1, self.two)]
+        for number, attention in reversed(ways) if two_first else ways:
+            time.sleep(rest)
+            made[number] = attention.step(layer, own)
             attention.settle()
-            time.sleep(self.care.rest)
-            yield attention.step(self.layer, self.queries)
+        self.pairs.append((made[0], made.get(1)))
+        return made[0]
 
 
-def measure(
-    cache: BlockCache,
-    reach: Reach,
-    layer: int,
-    queries: Queries,
-    *,
-    selector: str = "quest",
-    predictor: str = "ema",
-    queues: Queues | None = None,
-    kernel: str = "torch",
-    care: Care = CARE,
-) -> PhaseTimes:
+class Profiler:
+    """Measures in rounds: whatever else is measured in turn with them meets the same machine.
+
+    With two queues their contention is measured as well; one queue takes turns.
+    """
+
+    def __init__(self, trial: Trial, queries: Queries, queues: Queues | None = None) -> None:
+        unit = trial.unit
+        units = -(-int(queries.visible.min()) // unit)
+        if units < FEWEST:
+            raise BadRequest(
+                f"wanted at least {FEWEST} units of {unit} keys to measure at, got {units}"
+            )
+        has_two = queues is not None and not isinstance(queues, SingleQueue)
+        self._trial, self._rounds = trial, 0
+        self._sizes: list[_Size] = []
+        for part, share in product(_PARTS, _GUESSES):
+            clock = _Clocked()
+            two = trial.attention(share, queues) if has_two and queues is not None else None
+            size = _Size(int(part * units) * unit, clock, trial.attention(share, clock), two)
+            own = replace(queries, visible=queries.visible.clamp(max=size.tokens))
+            for attention in (size.one, two):
+                if attention is not None:
+                    attention.prime(trial.layer, own)
+            self._sizes.append(size)
+        self._points, self._fixed = _Points(), list[float]()
+
+    def round(self, queries: Queries) -> None:
+        """A step of every size; the first one warms up and is not counted."""
+        for size in self._sizes:
+            step = size.step(
+                self._trial.layer, queries, self._trial.care.rest, two_first=self._rounds % 2 == 1
+            )
+            if self._rounds:
+                _note(self._points, self._fixed, step, size.clock.seconds)
+            else:
+                size.pairs.clear()
+        self._rounds += 1
+
+    def times(self) -> PhaseTimes:
+        """What all rounds say."""
+        points, typical = self._points, self._trial.care.typical
+        times = PhaseTimes(
+            select=points.line("select", typical),
+            attend=points.line("attend", typical),
+            merge=points.line("merge", typical),
+            predict=points.line("predict", typical),
+            diff=points.line("diff", typical),
+            learn=points.line("learn", typical),
+            fixed=typical(self._fixed),
+            contention=TAKING_TURNS,
+        )
+        if self._sizes[0].two is None:
+            return times
+        return _with_contention(times, self._sizes, typical)
+
+
+def measure(trial: Trial, queries: Queries, queues: Queues | None = None) -> PhaseTimes:
     """Time the phases of steps for these queries, over parts of the cache and all of it.
 
-    With two queues their contention is measured as well; one queue takes turns. Fill the cache to
-    the length of interest first. Takes some seventy steps, fewer with less care; changes nothing.
+    Fill the cache to the length of interest first. Changes nothing. The same query over and over is
+    guessed right as far as possible, and finds its keys in the processor's caches: who has several
+    gives them to a `Profiler`, round by round.
     """
-    bench = _Bench(cache, reach, layer, queries, selector, predictor, kernel, care)
-    unit = bench.unit
-    units = -(-int(queries.visible.min()) // unit)
-    if units < FEWEST:
-        raise BadRequest(
-            f"wanted at least {FEWEST} units of {unit} keys to measure at, got {units}"
-        )
-    benches = [bench.upto(int(part * units) * unit) for part in _PARTS]
-    points, fixed = _Points(), list[float]()
-    for part in benches:
-        for share in _GUESSES:
-            clock = _Clocked()
-            for step in islice(part.steps(part.attention(share, clock)), care.repeats):
-                _note(points, fixed, step, clock.seconds)
-    times = PhaseTimes(
-        select=points.line("select", care.typical),
-        attend=points.line("attend", care.typical),
-        merge=points.line("merge", care.typical),
-        predict=points.line("predict", care.typical),
-        diff=points.line("diff", care.typical),
-        learn=points.line("learn", care.typical),
-        fixed=care.typical(fixed),
-        contention=TAKING_TURNS,
-    )
-    if queues is None or isinstance(queues, SingleQueue):
-        return times
-    return _with_contention(times, benches, queues)
+    profiler = Profiler(trial, queries, queues)
+    for _ in range(1 + trial.care.repeats):
+        profiler.round(queries)
+    return profiler.times()
 
 
 def _note(points: _Points, fixed: list[float], step: Step, learning: float) -> None:
@@ -176,23 +208,16 @@ def _note(points: _Points, fixed: list[float], step: Step, learning: float) -> N
     fixed.append(times.total - times.early - times.select - times.late)
 
 
-def _with_contention(times: PhaseTimes, benches: Sequence[_Bench], queues: Queues) -> PhaseTimes:
-    """Steps of one queue and of two in turn: what the shorter task adds to the longer one."""
+def _with_contention(times: PhaseTimes, sizes: Sequence[_Size], typical: Typical) -> PhaseTimes:
+    """From steps of one queue and of two in turn: what the shorter task adds to the longer one."""
     points = []
-    for bench in benches:
-        for share in _GUESSES:
-            one = bench.steps(bench.attention(share, SingleQueue()))
-            two = bench.steps(bench.attention(share, queues))
-            pairs = [*islice(zip(one, two, strict=True), bench.care.repeats)]
-            typical = bench.care.typical
-            short, long = sorted(
-                (
-                    typical([serial.times.early for serial, _ in pairs]),
-                    typical([serial.times.select for serial, _ in pairs]),
-                )
-            )
-            both = typical([p.times.total - p.times.late for _, p in pairs]) - times.fixed
-            points.append((short, max(0.0, both - (long - short))))
+    for size in sizes:
+        pairs = [(one.times, two.times) for one, two in size.pairs if two is not None]
+        short, long = sorted(
+            (typical([one.early for one, _ in pairs]), typical([one.select for one, _ in pairs]))
+        )
+        both = typical([two.total - two.late for _, two in pairs]) - times.fixed
+        points.append((short, max(0.0, both - (long - short))))
     line = Line.through(*points)
     if line.slope < 1:  # nobody is faster in company
         handover = statistics.mean(seconds - short for short, seconds in points)

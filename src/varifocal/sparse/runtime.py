@@ -28,7 +28,7 @@ from varifocal.sparse.predictors import Last, Predictor, load_predictor
 from varifocal.sparse.queues import Queues, Settle, SingleQueue, TwoThreads
 from varifocal.sparse.selection import Queries, Reach, best, seen
 from varifocal.sparse.selectors import Selector, load_selector
-from varifocal.sparse.speculation import FixedSpeculation, Speculation
+from varifocal.sparse.speculation import FixedSpeculation, Sizes, Speculation
 from varifocal.sparse.timeline import Stopwatch, Timeline
 
 logger = logging.getLogger(__name__)
@@ -229,9 +229,11 @@ class SparseAttention:
         return Choice(chosen, kept, is_free, torch.zeros(chosen.shape, device=chosen.device))
 
     def _limit(self, layer: int, kept: Tensor, is_free: Tensor) -> int | None:
-        num_kept = int(kept.sum(-1).max())
-        chosen = min(self._count, int(is_free.sum(-1).max()))
-        return self._speculation.guesses(layer, kept.shape[-1], num_kept, chosen)
+        def count() -> tuple[int, int, int]:
+            chosen = min(self._count, int(is_free.sum(-1).max()))
+            return kept.shape[-1], int(kept.sum(-1).max()), chosen
+
+        return self._speculation.guesses(layer, Sizes(count))
 
     def _guess(
         self, ranking: Float[Tensor, "Q H U"], is_free: Bool[Tensor, "Q U"], count: int

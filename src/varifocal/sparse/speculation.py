@@ -1,6 +1,8 @@
 """How much to speculate: never more than fits under the measured time of selection. [PRR]"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -12,12 +14,24 @@ from varifocal.sparse.phases import SHARES, PhaseTimes
 NOWHERE = 1 << 30  # the place of a unit that is not ranked
 
 
+class Sizes:
+    """Units that a step has to do with; counted when somebody asks, which in pauses nobody does."""
+
+    def __init__(self, count: Callable[[], tuple[int, int, int]]) -> None:
+        self._count = count
+
+    @cached_property
+    def all(self) -> tuple[int, int, int]:
+        """In the cache; kept; and chosen beside these."""
+        return self._count()
+
+
 class Speculation(ABC):
     """Chooses how many units to guess in a step."""
 
     @abstractmethod
-    def guesses(self, layer: int, units: int, kept: int, chosen: int) -> int | None:
-        """How many, of a cache with `units`; None: not even the kept ones are attended early."""
+    def guesses(self, layer: int, sizes: Sizes) -> int | None:
+        """How many; None: not even the kept ones are attended early."""
 
     @abstractmethod
     def is_watching(self, layer: int) -> bool:
@@ -37,7 +51,7 @@ class Speculation(ABC):
 class NoSpeculation(Speculation):
     """None at all: the steps are plain ones, and nothing is learned."""
 
-    def guesses(self, layer: int, units: int, kept: int, chosen: int) -> int | None:
+    def guesses(self, layer: int, sizes: Sizes) -> int | None:
         """Not even what is kept."""
         return None
 
@@ -70,8 +84,9 @@ class FixedSpeculation(Speculation):
             raise BadOption(f"the share of guesses cannot be negative, got {share}")
         self._share = share
 
-    def guesses(self, layer: int, units: int, kept: int, chosen: int) -> int | None:
-        """The share of `chosen`, rounded down."""
+    def guesses(self, layer: int, sizes: Sizes) -> int | None:
+        """The share of the chosen ones, rounded down."""
+        _, _, chosen = sizes.all
         return int(self._share * chosen)
 
     def is_watching(self, layer: int) -> bool:
@@ -97,7 +112,7 @@ class ProfiledSpeculation(Speculation):
 
     GAIN = 0.02  # of the plain step: less is not worth the risk
     MEMORY = 0.98  # how a step's weight in the running rates decays with each later step
-    PERIOD, WATCHED = 128, 4
+    PERIOD, WATCHED = 128, 2
     OFTEN = 16  # steps between two choices, once there is some experience
 
     def __init__(self, times: PhaseTimes, num_layers: int) -> None:
@@ -110,23 +125,24 @@ class ProfiledSpeculation(Speculation):
         self._asked: list[tuple[int, int, int] | None] = [None] * num_layers
         self._answer: list[int | None] = [None] * num_layers  # to what was asked last
 
-    def guesses(self, layer: int, units: int, kept: int, chosen: int) -> int | None:
+    def guesses(self, layer: int, sizes: Sizes) -> int | None:
         """The fastest number that ends before selection does."""
         self._steps[layer] += 1
-        if self._is_due(layer, (units, kept, chosen)):
-            found = self._times.fastest(units, kept, chosen, self.rates(layer), gain=self.GAIN)
+        if self._is_due(layer, sizes):
+            found = self._times.fastest(*sizes.all, self.rates(layer), gain=self.GAIN)
             self._answer[layer] = found[0] if found else None
-            self._asked[layer] = (units, kept, chosen)
+            self._asked[layer] = sizes.all
         answer = self._answer[layer]
         self._idle[layer] = 0 if answer is not None else self._idle[layer] + 1
         return answer
 
-    def _is_due(self, layer: int, asked: tuple[int, int, int]) -> bool:
+    def _is_due(self, layer: int, sizes: Sizes) -> bool:
         """Weighing takes a while, so it is done where something may have changed."""
         if self._idle[layer]:
             return self._idle[layer] % self.PERIOD <= self.WATCHED
         step = self._steps[layer]
-        return asked != self._asked[layer] or step <= self.OFTEN or step % self.OFTEN == 0
+        is_often = step <= self.OFTEN or step % self.OFTEN == 0
+        return is_often or sizes.all != self._asked[layer]
 
     def is_watching(self, layer: int) -> bool:
         """At the beginning of every period."""
