@@ -2,7 +2,8 @@
 # Is the simulator of PRR within 10 % of two threads here, and what do two threads bring? Under four
 # minutes on a quiet machine with two cores; on a busy one neither question is answered. Phases of
 # known length first, which hold the schedule alone to the simulator; then real ones at four lengths;
-# then tokens of the tiny model, and of MODEL, a folder of scripts/smollm2.py, if one is given.
+# then tokens of the tiny model, over three periods of the guard, and of MODEL, a folder of
+# scripts/smollm2.py, if one is given.
 #   usage: benchmarks/prr.sh OUT [MODEL]
 set -eu
 out=$1 model=${2:-}
@@ -14,6 +15,6 @@ mkdir -p "$out"
 "$run" "$here/prr.py" --contexts ${CONTEXTS:-4096 8192 16384 32768} --turns "${TURNS:-30}" \
   --json "$out/prr-simulator.json"
 "$run" "$here/prr_latency.py" --target tiny --tasks copy,chain --contexts ${TINY_CONTEXTS:-2048 7000} \
-  --tokens "${TOKENS:-128}" --json "$out/prr-latency-tiny.json"
+  --tokens "${TINY_TOKENS:-384}" --json "$out/prr-latency-tiny.json"
 [ -z "$model" ] || "$run" "$here/prr_latency.py" --target "$model" --contexts ${MODEL_CONTEXTS:-6000} \
   --tokens "${TOKENS:-128}" --json "$out/prr-latency-model.json"
