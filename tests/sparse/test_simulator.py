@@ -184,6 +184,34 @@ def test_pauses_grow_while_trials_are_lost_and_shrink_after_one_is_won():
     assert all(wait == tried for wait in waits[4:]) and len(waits) > 5
 
 
+@pytest.mark.parametrize("contention", [1.0, 2.5])
+@pytest.mark.parametrize("select", [250.0, 3.0])
+def test_who_rests_answers_like_who_is_asked_each_time(contention, select):
+    """Guesses pay by the profile where selection is long, and in truth without contention."""
+    measured = PhaseTimes(select=Line(base=select), attend=Line(slope=1.0), merge=Line())
+    sizes, answers, asked = Sizes(lambda: (200, 4, 40)), dict[bool, list[int | None]](), 0
+    ranking = torch.arange(200.0, 0, -1)[None, None]
+    for is_resting in (False, True):
+        guarded = GuardedSpeculation(ProfiledSpeculation(measured, 1), 1)
+        made, rest = answers.setdefault(is_resting, []), 0
+        for _ in range(1500):
+            if rest:
+                rest -= 1
+                made.append(None)
+                continue
+            asked += is_resting
+            answer = guarded.guesses(0, sizes)
+            made.append(answer)
+            slow = contention if answer is not None else 1.2
+            guarded.took(0, slow, is_guessing=answer is not None)
+            if answer is not None or guarded.is_watching(0):
+                guarded.learn(0, ranking, ranking > 160)
+            if answer is None and is_resting:
+                rest = guarded.rest(0)
+    assert answers[True] == answers[False]
+    assert (asked < 200) == (contention > 2 or select < 100)
+
+
 def test_a_text_that_becomes_predictable_is_noticed_within_a_period():
     times = PhaseTimes(select=Line(base=250.0), attend=Line(base=10.0, slope=1.0), merge=Line())
     period = ProfiledSpeculation.PERIOD

@@ -28,6 +28,7 @@ class GuardedSpeculation(Speculation):
     def __init__(self, inner: Speculation, num_layers: int) -> None:
         self._inner = inner
         self._steps = [0] * num_layers  # that the other would guess in
+        self._would_guess = [False] * num_layers  # whether it would in the last one
         self._begin = 0  # the step before the trial that is held or comes next
         self._is_paused = False  # until then
         self._pause = self.PERIOD
@@ -37,6 +38,7 @@ class GuardedSpeculation(Speculation):
     def guesses(self, layer: int, sizes: Sizes) -> int | None:
         """The other's answer, but in the first half of a trial and in pauses."""
         answer = self._inner.guesses(layer, sizes)
+        self._would_guess[layer] = answer is not None
         if answer is None:
             return None
         self._steps[layer] += 1
@@ -46,6 +48,19 @@ class GuardedSpeculation(Speculation):
             turn = self._turn(layer)
         is_plain = turn <= self.TRIED if turn >= 1 else self._is_paused
         return None if is_plain else answer
+
+    def rest(self, layer: int) -> int:
+        """The other's rest, or what is left of a pause."""
+        if not self._would_guess[layer]:
+            return self._inner.rest(layer)
+        steps = max(0, -self._turn(layer)) if self._is_paused else 0
+        self._steps[layer] += steps
+        self._inner.skip(layer, steps)
+        return steps
+
+    def skip(self, layer: int, steps: int) -> None:
+        """The other takes note; here only steps count in which it would guess."""
+        self._inner.skip(layer, steps)
 
     def _turn(self, layer: int) -> int:
         """Which step of a trial this is, from 1; 0 and less before it."""

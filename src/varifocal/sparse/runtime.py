@@ -111,6 +111,7 @@ class SparseAttention:
         self._predictor: Predictor = load_predictor(predictor, cache.shape, cache.device)
         self._last = Last(cache.shape, cache.device)  # the baseline beside any predictor
         self._speculation = speculation or FixedSpeculation()
+        self._rests = [0] * cache.shape.num_layers  # plain steps to come, by layer
         self._queues = queues or SingleQueue()
         self._unsettled: Settle | None = None
         self._accounts = Accounts(selector, cache.shape.num_layers)
@@ -125,6 +126,9 @@ class SparseAttention:
 
     def step(self, layer: int, queries: Queries) -> Step:
         """Attend with speculation; the new tokens' keys are in the cache already."""
+        if self._rests[layer]:
+            self._rests[layer] -= 1
+            return self.plain(layer, queries)
         watch = Stopwatch()
         queries.check(self.cache, layer)
         self.settle()
@@ -141,6 +145,7 @@ class SparseAttention:
             self._speculation.took(layer, step.times.total, is_guessing=False)
             if self._speculation.is_watching(layer):
                 self._afterwards(partial(self._watch, layer, queries, choice))
+            self._rests[layer] = self._speculation.rest(layer)
             return step
         guess = partial(self._speculate, layer, queries, kept, is_free, limit, watch)
         if self._predictor.sees_the_choice:
@@ -195,6 +200,7 @@ class SparseAttention:
         """From now on guess as many as this says."""
         self.settle()
         self._speculation = speculation
+        self._rests = [0] * self.cache.shape.num_layers
 
     def predict_by(self, predictor: Predictor) -> None:
         """From now on this one guesses, which knows nothing of what was chosen so far."""

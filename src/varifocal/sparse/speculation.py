@@ -37,6 +37,14 @@ class Speculation(ABC):
     def is_watching(self, layer: int) -> bool:
         """Whether a step without guesses should be learned from as well."""
 
+    def rest(self, layer: int) -> int:
+        """How many steps from here on are plain ones, come what may: nobody asks about them."""
+        return 0
+
+    def skip(self, layer: int, steps: int) -> None:
+        """Take note of so many steps that are not asked about."""
+        return
+
     @abstractmethod
     def learn(
         self, layer: int, ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]
@@ -147,6 +155,18 @@ class ProfiledSpeculation(Speculation):
     def is_watching(self, layer: int) -> bool:
         """At the beginning of every period."""
         return 1 <= self._idle[layer] % self.PERIOD <= self.WATCHED
+
+    def rest(self, layer: int) -> int:
+        """Up to the end of the period, once nothing paid and all that is watched was."""
+        within = self._idle[layer] % self.PERIOD
+        steps = self.PERIOD - within if within > self.WATCHED else 0
+        self._idle[layer] += steps
+        self.skip(layer, steps)
+        return steps
+
+    def skip(self, layer: int, steps: int) -> None:
+        """They were steps as well."""
+        self._steps[layer] += steps
 
     def learn(
         self, layer: int, ranking: Float[Tensor, "Q H U"], chosen: Bool[Tensor, "Q H U"]
