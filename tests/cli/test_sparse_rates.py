@@ -47,6 +47,19 @@ def test_rates_are_measured_written_and_projected_with(tmp_path):
     assert "ema:beta=0.9" in table and "90/16" in table
 
 
+def test_an_indexers_choices_are_judged_beside_others():
+    words = ("--tasks", "copy", "--contexts", 200, "--samples", 1, "--budgets", 64, "--tokens", 6)
+    chosen = ("--selectors", "quest,lightning", "--predictors", "last")
+    ran = run("rates", "--target", "tiny", *words, *chosen, "--json", "-", "--quiet")
+    assert ran.exit_code == 0, ran.stderr
+    rows = {row["selector"]: row for row in json.loads(ran.stdout)["rows"]}
+    assert rows["quest"]["chosen"] == rows["lightning"]["chosen"] > 0  # blocks, by their budget
+    rates = [row["predictors"]["last"]["hit_rates"][-1] for row in rows.values()]
+    assert rates[0] != rates[1] and min(rates) > 0
+    refused = run("rates", "--target", "tiny", *words, "--indexer", "elsewhere")
+    assert refused.exit_code == 2 and "quest, infllm reads none" in refused.stderr
+
+
 @pytest.mark.parametrize(
     "command,words,wrong",
     [

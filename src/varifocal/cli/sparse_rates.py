@@ -11,7 +11,7 @@ import typer
 from varifocal.cli._inputs import names
 from varifocal.cli._options import OutputOptions
 from varifocal.cli._output import Output, write_whole
-from varifocal.cli._sparse_options import ModelOptions, model_from
+from varifocal.cli._sparse_options import IndexerOptions, ModelOptions, model_from
 from varifocal.cli._sparse_texts import TextOptions, draw_nested_from
 from varifocal.errors import BadOption
 
@@ -23,12 +23,17 @@ _LENGTHS = (2000, 4000, 8000)  # of which those that fit are the default
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateOptions:
+class RateOptions(IndexerOptions):
     """What is measured."""
 
-    selectors: Annotated[str, typer.Option("--selectors", metavar="A,B", help="quest, infllm.")] = (
-        "quest,infllm"
-    )
+    selectors: Annotated[
+        str,
+        typer.Option(
+            "--selectors",
+            metavar="A,B",
+            help="quest, infllm; lightning, lightning_tokens with an indexer.",
+        ),
+    ] = "quest,infllm"
     predictors: Annotated[
         str,
         typer.Option(
@@ -125,8 +130,10 @@ def _config(measure: RateOptions, target: "HFTarget") -> "RatesConfig":
     budgets = _numbers("--budgets", measure.budgets)
     fitting = [n for n in _LENGTHS if n + measure.tokens <= target.context_length]
     contexts = _numbers("--contexts", measure.contexts) or fitting
+    selectors = names(measure.selectors)
     return RatesConfig(
-        selectors=tuple(names(measure.selectors)),
+        selectors=tuple(selectors),
+        indexer=measure.load_indexer(target, selectors),
         predictors=tuple(names(measure.predictors) or PREDICTORS),
         contexts=tuple(contexts or [target.context_length - measure.tokens]),
         budgets=tuple(budgets),

@@ -19,9 +19,11 @@ from varifocal.errors import BadOption
 from varifocal.sparse.contest import OWN, Sample
 from varifocal.sparse.decoding import Decoder, dense_twin
 from varifocal.sparse.huggingface import SparseCache
+from varifocal.sparse.indexer import Indexer
 from varifocal.sparse.panel import TRIED, Panel, Tally
 from varifocal.sparse.predictors import PREDICTORS, split_name
 from varifocal.sparse.selection import Reach
+from varifocal.sparse.selectors import find_selector
 from varifocal.sparse.speculation import OnlyWatching
 from varifocal.targets._hf import HFTarget
 
@@ -42,6 +44,7 @@ class RatesConfig:
     reach: Reach = field(default_factory=Reach)  # its budget is replaced by each of `budgets`
     block_size: int = 16
     tokens: int = 64  # decoded at each place
+    indexer: Indexer | None = None  # for the selectors that read one
 
     def __post_init__(self) -> None:
         if not self.contexts or not self.budgets or not self.selectors:
@@ -209,14 +212,13 @@ def run_rates(
                 full = Decoder(twin, DynamicCache())
             full.read(sample.prompt[full.length : -OWN])
             caches = [_cache(target, config, *setting) for setting in _settings(config)]
-            for cache in caches:
-                cache.take(full.cache)
+            decoders = [_behind(target, cache, full, sample) for cache in caches]
             own = torch.cat([sample.prompt[-OWN:], sample.given[: config.tokens - 1]])
-            start, densely = full.length, _said(full.read_all(own, config.tokens))
+            densely = _said(full.read_all(own, config.tokens))
             seen = torch.cat([sample.prompt[:-OWN], own])
-            for (selector, budget), cache in zip(_settings(config), caches, strict=True):
+            turns = zip(_settings(config), caches, decoders, strict=True)
+            for (selector, budget), cache, decoder in turns:
                 progress(f"{sample.name}: {context} tokens, {selector}, budget {budget}")
-                decoder = Decoder(target, cache, start)
                 said, tallies = _watched(decoder, cache, own, config.all_predictors)
                 place = Place(sample, said, densely, tallies)
                 found[selector, budget, context].append(place)
@@ -235,9 +237,23 @@ def _cache(target: HFTarget, config: RatesConfig, selector: str, budget: int) ->
         replace(config.reach, budget=budget),
         block_size=config.block_size,
         selector=selector,
+        indexer=config.indexer if find_selector(selector).reads_index else None,
         predictor="none",
         speculation=OnlyWatching(),
     )
+
+
+def _behind(target: HFTarget, cache: SparseCache, full: Decoder, sample: Sample) -> Decoder:
+    """Behind the prompt but for its end: what was read densely is taken over, if it serves.
+
+    An indexer reads hidden states, which the dense cache has not kept: it reads for itself.
+    """
+    if cache.can_take:
+        cache.take(full.cache)
+        return Decoder(target, cache, full.length)
+    decoder = Decoder(target, cache)
+    decoder.read(sample.prompt[:-OWN])
+    return decoder
 
 
 def _goes_on(sample: Sample, seen: Int64[Tensor, " N"]) -> bool:
