@@ -1,9 +1,10 @@
 r"""The last box of a text: \boxed{...}, also \fbox{...} and the bare "\boxed 5$"."""
 
 import re
+from abc import abstractmethod
 from dataclasses import dataclass
 
-from varifocal.diffusion.formats._format import Ending
+from varifocal.diffusion.formats._format import Ending, Format, Match
 
 _OPENING = re.compile(r"\\(?:boxed|fbox)(\s*\{)?")
 _BARE = re.compile(r"[ \t]*([^$\n]*)")
@@ -18,6 +19,31 @@ class Box:
     content: tuple[int, int]
     end: int
     ending: Ending
+
+
+class InLastBox(Format):
+    """An answer in the last box. None while its braces are open, and none in an empty one."""
+
+    @abstractmethod
+    def spelled(self, content: str) -> str:
+        """The content of a box, normalised; empty if it says nothing."""
+
+    def locate(self, text: str) -> Match | None:
+        """What is in the box, and the box's offsets."""
+        box = last_box(text)
+        if box is None or box.ending is Ending.BROKEN:
+            return None
+        value = self.spelled(text[slice(*box.content)])
+        if not value:
+            return None
+        return Match(
+            value=value,
+            begin=box.begin,
+            answer=box.content,
+            end=box.end,
+            ending=box.ending,
+            is_last=True,
+        )
 
 
 def last_box(text: str) -> Box | None:
