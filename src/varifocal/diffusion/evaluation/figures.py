@@ -101,6 +101,7 @@ class Row:
     share: dict[str, float]  # of seconds: forward, gate, sample, other
     gate_milliseconds: float | None  # a step
     added_share: float | None  # of a step, what it takes beside its forward more than full does
+    added_milliseconds: float | None  # the same in milliseconds
     step_milliseconds: float | None
     latency: float | None  # seconds a question
     latency_full: float | None
@@ -197,10 +198,12 @@ def _times(
     steps = sum(run.outcome.nfe for run in own)
     tokens = sum(run.outcome.num_tokens for run in full)
     gate, whole = sum(run.gate for run in own), sum(map(_looped, own))
+    added = _beside(own) - _beside(same) if own and same else None  # a step
     return made | {
         "gate_share": gate / whole if own else None,
         "gate_milliseconds": 1000 * gate / steps if own else None,
-        "added_share": (_beside(own) - _beside(same)) * steps / whole if own and same else None,
+        "added_share": None if added is None else added * steps / whole,
+        "added_milliseconds": None if added is None else 1000 * added,
         "step_milliseconds": 1000 * whole / steps if own else None,
         "latency": seconds / len(own) if own else None,
         "latency_full": sum(run.seconds for run in full) / len(full) if own else None,

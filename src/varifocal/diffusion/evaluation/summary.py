@@ -48,7 +48,7 @@ class Summary:
     agreement_sampler: float  # with that decoding: the least
     gate_share: float | None  # the largest
     added_share: float | None  # the largest
-    gate_milliseconds: float | None  # a step: the most
+    added_milliseconds: float | None  # to a step: the most
 
 
 def summaries_of(rows: Sequence[Row]) -> Iterator[Summary]:
@@ -61,7 +61,7 @@ def summaries_of(rows: Sequence[Row]) -> Iterator[Summary]:
         worst = min(scored, key=lambda row: row.accuracy_delta)
         shares, added, spent = (
             [value for row in own if (value := getattr(row, name)) is not None]
-            for name in ("gate_share", "added_share", "gate_milliseconds")
+            for name in ("gate_share", "added_share", "added_milliseconds")
         )
         yield Summary(
             model=model,
@@ -81,7 +81,7 @@ def summaries_of(rows: Sequence[Row]) -> Iterator[Summary]:
             agreement_sampler=min(row.agreement_sampler for row in scored),
             gate_share=max(shares, default=None),
             added_share=max(added, default=None),
-            gate_milliseconds=max(spent, default=None),
+            added_milliseconds=max(spent, default=None),
         )
 
 
@@ -121,13 +121,14 @@ def _about(summary: Summary, rows: Sequence[Row]) -> Iterator[str]:
             f"On top of {summary.sampler} alone: {_times(summary.over_sampler)}, and "
             f"{summary.agreement_sampler:.1%} of the answers or more are the same."
         )
-    if summary.gate_share is not None and summary.gate_milliseconds is not None:
-        spent = summary.gate_milliseconds
+    if summary.gate_share is not None and summary.added_milliseconds is not None:
+        spent = summary.added_milliseconds
         yield (
-            f"The gate takes {summary.gate_share:.1%} of a step at most, {spent:.2f} ms, and adds "
-            f"{summary.added_share or 0.0:.1%}; beside a forward of {_LARGE:g} ms the former "
-            f"would be {spent / (spent + _LARGE):.1%} (assumed for 8 billion parameters on a GPU; "
-            "statistics over that vocabulary come on top)."
+            f"The gate adds {summary.added_share or 0.0:.1%} to a step at most, {spent:.2f} ms; "
+            "with its part of the fixed cost of statistics, which are read without a gate as well, "
+            f"{summary.gate_share:.1%} are its. Beside a forward of {_LARGE:g} ms, assumed for 8 "
+            f"billion parameters on a GPU, it would add {spent / (spent + _LARGE):.1%}; statistics "
+            "over that vocabulary come on top."
         )
 
 
