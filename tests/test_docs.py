@@ -60,6 +60,8 @@ def workplace(tmp_path, monkeypatch):
 
 
 def run(command: str, model: Path) -> None:
+    # shlex does not know how bash quotes a line break
+    command = re.sub(r"\$'(.*?)\\n'", lambda m: shlex.quote(f"{m[1]}\n"), command)
     words = shlex.split(command.replace("MODEL", str(model)))
     assert words[0] == "varifocal"
     ran = CliRunner().invoke(app, words[1:])

@@ -1,11 +1,14 @@
 """`varifocal diffusion ...` on a model that knows the answers: words, JSON, files, exit codes."""
 
 import json
+from dataclasses import asdict
 
+import numpy as np
 import pytest
 from pupil import Pupil
 
 from varifocal.diffusion import tasks
+from varifocal.diffusion.evaluation import tune as tune_module
 
 SMALL = ("--canvas", 32, "--block", 8)
 
@@ -65,16 +68,23 @@ def test_a_text_is_answered_as_free_and_a_parser_that_never_matches_says_so(say,
         (("--prompt", "a", "--gate", "oracle"), "record a full run and replay it"),
         (("--prompt", "a", "--sampler", "nothing"), "no sampler is called 'nothing'"),
         (("--task", "nothing"), "no task is called 'nothing'"),
+        (("--prompt", "a", "--number", 1), "--number says which question of --task"),
+        (("--prompt", "a", "--sampler", "entropy,random"), "wanted one sampler, got 2"),
+        (("--prompt", "a", "--sampler", "own:eps=1"), "own takes no options"),
+        (("--prompt", "a", "--device", "nowhere"), "the device 'nowhere' cannot be used here"),
         (("--task", "lookup", "--number", -1), "--number must be 0 or more"),
         (("--prompt", "a", "--canvas", 0), "canvas must be a count from 1"),
         (("--prompt", "a", "--canvas", 256), "reads 256 in all; give canvas=255 at most"),
         (("--prompt", "a", "--steps", 1), "1 steps cannot fill 8 blocks"),
         (("--prompt", "a", "--sampler", "threshold", "--steps", 9), "has no effect"),
         (("--prompt", "a", "--picture", "run.gif"), "--picture writes .png or .svg"),
+        (("--prompt", "a", "--picture", "folder.png"), "wants a file, but folder.png is a folder"),
         (("--prompt-file", "/nowhere"), "cannot be read"),
     ],
 )
-def test_what_cannot_be_decoded_is_refused(say, words, said):
+def test_what_cannot_be_decoded_is_refused(say, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
     ran = say("generate", *words)
     assert ran.exit_code == 2 and said in ran.stderr and "Traceback" not in ran.output
 
@@ -137,6 +147,57 @@ def test_a_recorded_run_is_replayed_without_the_model(say, run, tmp_path):
     assert broken.exit_code == 2 and "record again" in broken.stderr
 
 
+DAMAGE = [
+    lambda runs: runs.__setitem__("0.argmax", runs["0.argmax"][:3]),
+    lambda runs: runs["0.tokens"].__iadd__(100_000),
+    lambda runs: runs["0.gap"].fill(np.nan),
+    lambda runs: runs["0.fresh"].fill(False),
+    lambda runs: runs["0.token_step"].fill(1000),
+    lambda runs: runs.__setitem__("0.seconds", runs["0.seconds"][:, :2]),
+    lambda runs: runs.__setitem__("header", np.array("[1]")),
+]
+
+
+def test_damaged_or_foreign_recordings_are_refused(say, run, tmp_path):
+    whole = tmp_path / "runs"
+    assert say("record", "--task", "lookup", "--limit", 1, "--out", whole, *SMALL).exit_code == 0
+    stored = (whole / "runs.npz").read_bytes()
+    for damage in DAMAGE:
+        with np.load(whole / "runs.npz") as file:
+            runs = dict(file)
+        damage(runs)
+        np.savez(whole / "runs.npz", **runs)
+        ran = run("diffusion", "replay", "--recorded", whole, "--gates", "full")
+        assert ran.exit_code == 2 and "record again" in ran.stderr, ran.output
+        (whole / "runs.npz").write_bytes(stored)
+    about = json.loads((whole / "items.json").read_text("utf-8"))
+    about["items"] = [asdict(tasks.find("lookup").draw(7, "test"))]
+    (whole / "items.json").write_text(json.dumps(about), "utf-8")
+    ran = run("diffusion", "replay", "--recorded", whole, "--gates", "full")
+    assert ran.exit_code == 2 and "do not belong together" in ran.stderr, ran.output
+
+
+def test_an_interrupted_tuning_goes_on_from_its_pieces(say, tmp_path, monkeypatch):
+    few = {"cvc": ["cvc", "cvc:w=2"], "sched": ["sched"]}
+    monkeypatch.setattr("varifocal.diffusion.evaluation.tune.grids", lambda: few)
+    file, honest = tmp_path / "frozen.json", tune_module.live
+    words = ("tune", "--tasks", "compare", "--canvas", 8, "--limit", 2, "--samplers", "own",
+             "--out", file)  # fmt: skip
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune_module, "live", interrupted)
+    ran = say(*words)
+    assert ran.exit_code == 130 and "the same command goes on" in ran.stderr and not file.exists()
+    monkeypatch.setattr(tune_module, "live", honest)
+    monkeypatch.setattr(tune_module, "record", interrupted)  # nothing recorded is recorded again
+    ran = say(*words)
+    assert ran.exit_code == 0, ran.output
+    assert set(json.loads(file.read_text("utf-8"))["chosen"]) == {"cvc", "sched", "latch"}
+    assert [path.name for path in tmp_path.iterdir()] == ["frozen.json"]
+
+
 def test_bench_writes_rows_a_report_and_pieces_to_go_on_from(say, tmp_path):
     report, rows = tmp_path / "report", tmp_path / "rows.json"
     words = ("bench", "--models", "llada-tiny", "--tasks", "compare", "--canvas", 8, "--block", 4,
@@ -165,6 +226,14 @@ def test_bench_writes_rows_a_report_and_pieces_to_go_on_from(say, tmp_path):
     [
         (("bench", "--limit", 0), "limit must be at least 1"),
         (("bench", "--tasks", "nothing"), "no task is called"),
+        (("bench", "--tasks", "chain,chain"), "the task chain is given twice"),
+        (("bench", "--limit", 10**9), "questions up to number 1000000"),
+        (("verify", "--tasks", ","), "--tasks names no task"),
+        (("verify", "--sampler", "entropy,random"), "wanted one sampler, got 2"),
+        (("record", "--task", "chain", "--out", "x", "--sampler", "entropy,random"), "one sampler"),
+        (("tune", "--loss", "nan"), "loss is in points, from 0 to 100"),
+        (("tune", "--out", "nowhere/f.json"), "--out nowhere/f.json: there is no folder nowhere"),
+        (("tune", "--out", "."), "--out wants a file, but . is a folder"),
         (("bench", "--gates", "nothing"), "no gate is called"),
         (("bench", "--samplers", "nothing"), "no sampler is called"),
         (("bench", "--samplers", "own,low_confidence"), "given twice"),

@@ -120,6 +120,8 @@ def test_a_prompt_shorter_than_a_block_is_read(llama):
         (("--prompt", "a", "--budget", "8"), "does not hold one block of 16"),
         (("--prompt", "a", "--guesses", "many"), "--guesses wants auto or a number"),
         (("--prompt", "a", "--guesses", "-1"), "cannot be negative"),
+        (("--prompt", "a", "--guesses", "nan"), "must be a number such as 1.5, got nan"),
+        (("--prompt", "a", "--block-size", "0"), "at least 1 token, got block_size=0"),
         (("--prompt", "a", "--max-new-tokens", "0"), "at least 1, got 0"),
         (("--prompt", "a", "--selector", "quast"), "no selector 'quast'"),
         (("--prompt", "a", "--predictor", "luck"), "no predictor 'luck'"),
@@ -199,6 +201,9 @@ def test_the_tiny_model_reads_texts_with_answers_and_is_marked(monkeypatch, tmp_
         (("--tasks", "copy", "--text", "b"), "either --text or --tasks"),
         (("--samples", "0"), "at least 1, got 0"),
         (("--report", "/none/b.md"), "there is no folder /none"),
+        (("--report", "/"), "--report wants a file, but / is a folder"),
+        (("--selectors", ","), "--selectors names none"),
+        (("--guesses", "inf"), "must be a number such as 1.5, got inf"),
         (("--guesses", "-1"), "cannot be negative"),
     ],
 )
@@ -226,9 +231,22 @@ def test_simulate_shows_both_denominators_and_where_nothing_pays(tmp_path):
     assert own.exit_code == 0 and "mine" in own.stdout
     for words, wrong in {
         ("--profile", "fast"): "quest and infllm",
+        ("--profile", ""): "wants quest, infllm or FILE.csv",
         ("--hit-rates", "high"): "wants numbers",
+        ("--hit-rates", ","): "names none",
+        ("--hit-rates", "1.5"): "from 0 to 1, got 1.5",
         ("--contention", "0.5"): "at least 1",
+        ("--contention", "nan"): "at least 1",
+        ("--contention", "inf"): "at least 1",
         ("--batch", "0"): "at least 1",
     }.items():
         ran = run("simulate", *words)
         assert ran.exit_code == 2 and wrong in ran.stderr
+    for cells, wrong in {
+        "mine,8192,nan,50,300": "line 2",
+        "mine,8192,50,50": "nothing under layer_us",
+        "mine,8192,50,50,300,7": "more cells than",
+    }.items():
+        (tmp_path / "bad.CSV").write_text(f"method,context,select_us,attend_us,layer_us\n{cells}\n")
+        ran = run("simulate", "--profile", tmp_path / "bad.CSV")
+        assert ran.exit_code == 2 and wrong in ran.stderr, ran.stderr

@@ -1,6 +1,7 @@
 """`varifocal sparse rates`, and `simulate --rates` with what it wrote."""
 
 import json
+from pathlib import Path
 
 import pytest
 from checkpoints import built
@@ -60,6 +61,22 @@ def test_an_indexers_choices_are_judged_beside_others():
     assert refused.exit_code == 2 and "quest, infllm reads none" in refused.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_what_was_measured_is_shown_where_the_disk_is_full_or_told_where_it_is_lost(monkeypatch):
+    words = ("--tasks", "copy", "--contexts", 90, "--budgets", 16, "--tokens", 2, "--selectors",
+             "quest", "--predictors", "last")  # fmt: skip
+    ran = run("rates", *words, "--json", "/dev/full")
+    assert ran.exit_code == 2 and "No space left on device: /dev/full" in ran.stderr
+    assert "hit rate" in ran.stdout
+
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("varifocal.sparse.rates.run_rates", interrupted)
+    ran = run("rates", *words)
+    assert ran.exit_code == 130 and "interrupted; nothing is kept" in ran.stderr
+
+
 @pytest.mark.parametrize(
     "command,words,wrong",
     [
@@ -67,6 +84,13 @@ def test_an_indexers_choices_are_judged_beside_others():
         ("rates", ("--budgets", "1.5"), "--budgets wants numbers"),
         ("rates", ("--report", "/none/b.md"), "there is no folder /none"),
         ("rates", ("--figure", "/none/b.png"), "there is no folder /none"),
+        ("rates", ("--figure", "/"), "--figure wants a file, but / is a folder"),
+        ("rates", ("--figure", "b.svg"), "--figure writes .png"),
+        ("rates", ("--report", "/"), "--report wants a file, but / is a folder"),
+        ("rates", ("--budgets", ","), "--budgets names none"),
+        ("rates", ("--selectors", "quest,quest"), "selectors has one twice"),
+        ("rates", ("--contexts", "90,90"), "contexts has one twice"),
+        ("rates", ("--contexts", "90", "--tokens", "99999"), "ask for fewer tokens"),
         ("simulate", ("--predictors", "ema"), "give --rates FILE.json as well"),
         ("simulate", ("--rates", "/none/b.json"), "cannot be read as JSON"),
     ],

@@ -8,7 +8,7 @@ import typer
 from varifocal.cli._inputs import names, quiet_transformers
 from varifocal.cli._options import Device, Dtype, Threads
 from varifocal.cli._output import Output
-from varifocal.engine import find_dtype, set_threads
+from varifocal.engine import find_device, find_dtype, set_threads
 from varifocal.errors import BadOption
 
 if TYPE_CHECKING:
@@ -103,8 +103,23 @@ def load_denoiser_from(options: PlaceOptions, model: str, out: Output) -> "Maske
     quiet_transformers()
     if options.threads is not None:
         set_threads(options.threads)
+    device = str(find_device(options.device))
     with out.busy(f"loading {model}"):
-        return load_denoiser(model, dtype=find_dtype(str(options.dtype)), device=options.device)
+        return load_denoiser(model, dtype=find_dtype(str(options.dtype)), device=device)
+
+
+def task_names(text: str) -> tuple[str, ...]:
+    """Tasks separated by commas, each known and named once; none where the option is left out."""
+    from varifocal.diffusion import tasks
+
+    found = tuple(names(text))
+    if text.strip() and not found:
+        raise BadOption(f"--tasks names no task, got {text!r}; leave it out for all")
+    if twice := sorted({name for name in found if found.count(name) > 1}):
+        raise BadOption(f"the task {twice[0]} is given twice; give it once")
+    for name in found:
+        tasks.find(name)
+    return found
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:

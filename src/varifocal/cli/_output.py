@@ -26,7 +26,7 @@ class Output:
         self._notes = Console(stderr=True, soft_wrap=True, highlight=False)
         self._has_stdout = options.json != "-"
         if options.json not in (None, "-"):
-            _check_writable(Path(str(options.json)))
+            check_writable(Path(str(options.json)), "--json")
 
     @property
     def is_live(self) -> bool:
@@ -122,7 +122,12 @@ def _pretty(result: dict[str, Any], *, escaped: bool = False) -> str:
 def write_whole(path: Path, text: str) -> None:
     """The file is replaced at one stroke, so that no reader and no second run meets a half."""
     if path.exists() and not path.is_file():  # a pipe or a device
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # which does not name the file when writing fails
+            raise OSError(error.errno, error.strerror, str(path)) from error
         return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -141,11 +146,11 @@ def _umask() -> int:
     return mask
 
 
-def _check_writable(path: Path) -> None:
-    """Before the work, not after it."""
+def check_writable(path: Path, option: str) -> None:
+    """Refuse where the file of an option cannot be written: before the work, not after it."""
     if path.is_dir():
-        raise BadOption(f"--json wants a file, but {path} is a folder")
+        raise BadOption(f"{option} wants a file, but {path} is a folder")
     if not path.parent.is_dir():
-        raise BadOption(f"--json {path}: there is no folder {path.parent}")
+        raise BadOption(f"{option} {path}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise BadOption(f"--json {path}: it cannot be written there")
+        raise BadOption(f"{option} {path}: it cannot be written there")

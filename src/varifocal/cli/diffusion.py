@@ -48,7 +48,9 @@ class AskOptions:
         str | None,
         typer.Option("--task", metavar="NAME", help="Ask a test question of `diffusion tasks`."),
     ] = None
-    number: Annotated[int, typer.Option("--number", help="Which question of the task.")] = 0
+    number: Annotated[
+        int | None, typer.Option("--number", help="Which question of the task; 0 if left out.")
+    ] = None
     format: Annotated[
         str | None,
         typer.Option(
@@ -126,9 +128,12 @@ def _item(ask: AskOptions) -> "Item | None":
         )
     if ask.format is not None:
         formats.find(ask.format)
-    if ask.number < 0:
-        raise BadOption(f"--number must be 0 or more, got {ask.number}")
-    return None if ask.task is None else tasks.find(ask.task).draw(ask.number, "test")
+    if ask.number is not None and ask.task is None:
+        raise BadOption("--number says which question of --task NAME; leave it out")
+    number = ask.number or 0
+    if number < 0:
+        raise BadOption(f"--number must be 0 or more, got {number}")
+    return None if ask.task is None else tasks.find(ask.task).draw(number, "test")
 
 
 def _decoding(
@@ -142,7 +147,7 @@ def _decoding(
 ) -> "Decoding":
     from varifocal.diffusion import tasks
     from varifocal.diffusion.decode import Decoding
-    from varifocal.diffusion.evaluation.bench import find_samplers
+    from varifocal.diffusion.evaluation.bench import find_sampler
     from varifocal.diffusion.evaluation.frozen import find_gate
     from varifocal.diffusion.evaluation.watch import watched
     from varifocal.diffusion.schedule import Plan
@@ -151,7 +156,7 @@ def _decoding(
     task = None if item is None else tasks.find(item.task)
     canvas = _CANVAS if task is None else task.canvas
     gate = find_gate(options.gate)
-    (sampler,) = find_samplers(options.sampler, denoiser)
+    sampler = find_sampler(options.sampler, denoiser)
     return Decoding(
         denoiser,
         [_prompt(ask, item, denoiser)],

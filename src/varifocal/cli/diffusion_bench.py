@@ -1,6 +1,8 @@
 """`varifocal diffusion bench` and `tune`: what gates keep and what they save."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,10 +16,11 @@ from varifocal.cli._diffusion_options import (
     PlaceOptions,
     load_denoiser_from,
     numbers,
+    task_names,
 )
 from varifocal.cli._inputs import names
 from varifocal.cli._options import OutputOptions
-from varifocal.cli._output import Output, write_whole
+from varifocal.cli._output import Output, check_writable, write_whole
 from varifocal.errors import BadOption
 
 if TYPE_CHECKING:
@@ -141,14 +144,14 @@ def bench(
     cells = _cells(output)
     denoisers = [load_denoiser_from(place, name, out) for name in _models(rows.models)]
     result = _measured(config, denoisers, cells, out)
-    out.write(result.to_dict())
     _show(result, out)
     if output.report is not None:
         from varifocal.diffusion.evaluation.report import write_report
 
         write_report(result, output.report)
         out.note(f"the report is in {output.report}")
-    elif cells.folder is not None:
+    out.write(result.to_dict())
+    if output.report is None and cells.folder is not None:
         cells.forget()  # the JSON is whole
     if not result.is_good:
         out.note("a replayed, batched or unfinished run is not what it must be; please report it")
@@ -156,13 +159,10 @@ def bench(
 
 
 def _config(rows: RowOptions, measure: MeasureOptions, place: PlaceOptions) -> "BenchConfig":
-    from varifocal.diffusion import tasks
     from varifocal.diffusion.evaluation.bench import BenchConfig
     from varifocal.diffusion.evaluation.methods import DEFAULT, parse_methods
 
-    asked = tuple(names(rows.tasks))
-    for name in asked:
-        tasks.find(name)
+    asked = task_names(rows.tasks)
     parse_methods(rows.gates)  # what is mistyped is found before a model is loaded
     return BenchConfig(
         tasks=asked,
@@ -277,7 +277,10 @@ class TuneOptions:
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE.json", help="Write the settings and where they are from."
+            "--out",
+            metavar="FILE.json",
+            help="Write the settings and where they are from. Until then, or until --json FILE is "
+            "written, finished pieces are kept beside it, and the same command goes on.",
         ),
     ] = None
 
@@ -296,6 +299,8 @@ def tune(tune: TuneOptions, model: DenoiserOptions, output: OutputOptions) -> No
     out = Output(output)
     if tune.limit < 1:
         raise BadOption(f"--limit must be at least 1, got {tune.limit}")
+    if tune.out is not None:
+        check_writable(tune.out, "--out")
     if tune.split == "test":
         raise BadOption("settings must not be chosen on what they are tested on; take valid")
     asked = TuneConfig(
@@ -309,12 +314,36 @@ def tune(tune: TuneOptions, model: DenoiserOptions, output: OutputOptions) -> No
     denoiser = load_denoiser_from(model, model.model, out)
     samplers = tuple(sampler.text for sampler in find_samplers(tune.samplers, denoiser))
     config = replace(asked, samplers=samplers)
-    with out.progress("trying settings", None) as bar:
-        tuning = choose(config, denoiser, done=bar.at)
+    cells = _kept(tune.out or output.json)
+    with out.progress("trying settings", None) as bar, _told_if_interrupted(cells, out):
+        tuning = choose(config, denoiser, done=bar.at, cells=cells)
+    out.table(_tuned(tuning))
     if tune.out is not None:
         write_whole(tune.out, f"{json.dumps(tuning.frozen(), indent=1)}\n")
     out.write(asdict(tuning) | {"frozen": tuning.frozen()})
-    out.table(_tuned(tuning))
+    cells.forget()  # all is written
+
+
+def _kept(file: "Path | str | None") -> "Cells":
+    """Pieces beside a file that is to be written; in memory where there is none."""
+    from varifocal.diffusion.evaluation.cells import Cells
+
+    path = None if file in (None, "-") else Path(str(file))
+    if path is None or (path.exists() and not path.is_file()):  # a pipe or a device
+        return Cells()
+    return Cells(path.with_name(f"{path.name}.cells"))
+
+
+@contextmanager
+def _told_if_interrupted(cells: "Cells", out: Output) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "nothing is kept without --out FILE or --json FILE"
+        if cells.folder is not None:
+            kept = f"finished pieces are in {cells.folder}; the same command goes on"
+        out.note(f"interrupted; {kept}")
+        raise typer.Exit(130) from None
 
 
 def _tuned(tuning: "Tuning") -> Table:

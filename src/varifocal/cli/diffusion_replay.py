@@ -72,7 +72,7 @@ def record(
     The folder holds all that `diffusion replay` needs: runs, questions and the tokenizer.
     """
     from varifocal.diffusion import tasks
-    from varifocal.diffusion.evaluation.bench import find_samplers
+    from varifocal.diffusion.evaluation.bench import find_sampler
     from varifocal.diffusion.evaluation.items import draw
     from varifocal.diffusion.evaluation.measure import Setup
     from varifocal.diffusion.evaluation.reel import check_folder, record_reel
@@ -85,7 +85,7 @@ def record(
     task = tasks.find(record.task)
     check_folder(record.out)
     denoiser = load_denoiser_from(model, model.model, out)
-    (sampler,) = find_samplers(decoding.sampler, denoiser)
+    sampler = find_sampler(decoding.sampler, denoiser)
     plan = Plan(
         canvas=task.canvas if decoding.canvas is None else decoding.canvas,
         block=decoding.block,

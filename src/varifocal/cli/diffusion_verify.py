@@ -10,8 +10,8 @@ from varifocal.cli._diffusion_options import (
     DecodingOptions,
     DenoiserOptions,
     load_denoiser_from,
+    task_names,
 )
-from varifocal.cli._inputs import names
 from varifocal.cli._options import OutputOptions
 from varifocal.cli._output import Output
 from varifocal.errors import BadOption
@@ -72,7 +72,7 @@ def _verified(
     verify: VerifyOptions, options: DecodingOptions, model: DenoiserOptions, out: Output
 ) -> "Verdict":
     from varifocal.diffusion import tasks
-    from varifocal.diffusion.evaluation.bench import find_samplers
+    from varifocal.diffusion.evaluation.bench import find_sampler
     from varifocal.diffusion.evaluation.frozen import find_gate
     from varifocal.diffusion.evaluation.items import draw
     from varifocal.diffusion.evaluation.measure import Setup
@@ -84,11 +84,11 @@ def _verified(
             raise BadOption(f"--{name} must be at least 1, got {getattr(verify, name)}")
     if not 0 <= verify.tolerance <= 100:
         raise BadOption(f"--tolerance is in points, from 0 to 100, got {verify.tolerance:g}")
-    asked = names(verify.tasks) or [n for n in tasks.names() if tasks.find(n).is_scored]
+    asked = task_names(verify.tasks) or [n for n in tasks.names() if tasks.find(n).is_scored]
     found = [tasks.find(name) for name in asked]
     gate = find_gate(options.gate)
     denoiser = load_denoiser_from(model, model.model, out)
-    (sampler,) = find_samplers(options.sampler, denoiser)
+    sampler = find_sampler(options.sampler, denoiser)
     plan = Plan(block=options.block, steps=options.steps, caching=options.caching)  # type: ignore[arg-type]  # checked there
     checks = []
     with out.progress("verifying", 3 * len(found)) as bar:

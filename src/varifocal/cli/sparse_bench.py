@@ -9,7 +9,7 @@ import typer
 
 from varifocal.cli._inputs import names
 from varifocal.cli._options import OutputOptions
-from varifocal.cli._output import Output, write_whole
+from varifocal.cli._output import Output, check_writable, write_whole
 from varifocal.cli._sparse_options import (
     IndexerOptions,
     ModelOptions,
@@ -90,8 +90,10 @@ def bench(
     from varifocal.sparse.bench import run_bench
 
     out = Output(output)
-    if output.report is not None and not output.report.parent.is_dir():
-        raise BadOption(f"--report {output.report}: there is no folder {output.report.parent}")
+    if output.report is not None:
+        check_writable(output.report, "--report")
+    if not names(measure.selectors):
+        raise BadOption(f"--selectors names none, got {measure.selectors!r}")
     measure.reach()
     target = model_from(model, out)
     config = _config(measure, target)
@@ -106,11 +108,11 @@ def bench(
         "dtype": str(target.dtype).removeprefix("torch."),
         "queues": type(queues).__name__,
     }
-    out.write(about | result.to_dict())
     table = markdown(result.rows)
     out.line(table)
     if output.report is not None:
         write_whole(output.report, f"{_heading(about)}\n\n{table}\n")
+    out.write(about | result.to_dict())
     if not result.is_good:
         out.note("PRR differs from plain sparse attention; please report it")
         raise typer.Exit(1)

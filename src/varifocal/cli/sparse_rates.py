@@ -10,7 +10,7 @@ import typer
 
 from varifocal.cli._inputs import names
 from varifocal.cli._options import OutputOptions
-from varifocal.cli._output import Output, write_whole
+from varifocal.cli._output import Output, check_writable, write_whole
 from varifocal.cli._sparse_options import IndexerOptions, ModelOptions, model_from
 from varifocal.cli._sparse_texts import TextOptions, draw_nested_from
 from varifocal.errors import BadOption
@@ -96,15 +96,22 @@ def rates(
 
     out = Output(output)
     for option, path in (("--report", output.report), ("--figure", output.figure)):
-        if path is not None and not path.parent.is_dir():
-            raise BadOption(f"{option} {path}: there is no folder {path.parent}")
+        if path is not None:
+            check_writable(path, option)
+    if output.figure is not None and output.figure.suffix.lower() != ".png":
+        raise BadOption(f"--figure writes .png, got {output.figure}")
     _numbers("--contexts", measure.contexts)  # what is mistyped is found before a model is loaded
-    _numbers("--budgets", measure.budgets)
+    if not _numbers("--budgets", measure.budgets):
+        raise BadOption(f"--budgets names none, got {measure.budgets!r}")
     target = model_from(model, out)
     config = _config(measure, target)
     draw = draw_nested_from(texts, target)
     with out.progress("measuring", None) as bar:
-        result = run_rates(config, target, draw, progress=bar.step)
+        try:
+            result = run_rates(config, target, draw, progress=bar.step)
+        except KeyboardInterrupt:
+            out.note("interrupted; nothing is kept: rates are written once all are measured")
+            raise typer.Exit(130) from None
     about: dict[str, Any] = {
         "command": shlex.join(["varifocal", *sys.argv[1:]]),
         "machine": machine_info(target.device),
@@ -113,13 +120,13 @@ def rates(
         "target": target.name,
         "dtype": str(target.dtype).removeprefix("torch."),
     }
-    out.write(about | result.to_dict())
     made = tables(result)
     out.line(made)
     if output.report is not None:
         write_whole(output.report, f"{_heading(about)}\n\n{made}\n")
     if output.figure is not None:
         output.figure.write_bytes(png(result, target.name))
+    out.write(about | result.to_dict())
 
 
 def _config(measure: RateOptions, target: "HFTarget") -> "RatesConfig":

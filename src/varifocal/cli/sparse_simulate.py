@@ -120,6 +120,8 @@ def _curves(guess: GuessOptions) -> "Callable[[Profile], list[_Curve]]":
     """What hit rates to project a profile with."""
     if guess.rates is None:
         assumed: list[_Curve] = [(None, rate) for rate in _numbers("--hit-rates", guess.hit_rates)]
+        if not assumed:
+            raise BadOption(f"--hit-rates names none, got {guess.hit_rates!r}")
         return lambda _: assumed
     from varifocal.sparse.measured import nearest, read_rates
 
@@ -139,7 +141,9 @@ def _curves(guess: GuessOptions) -> "Callable[[Profile], list[_Curve]]":
 def _profiles(options: ProfileOptions) -> "list[Profile]":
     from varifocal.sparse.profiles import paper_profiles, read_profiles
 
-    is_file = options.profile.endswith(".csv")
+    if not options.profile:
+        raise BadOption("--profile wants quest, infllm or FILE.csv, got nothing")
+    is_file = options.profile.lower().endswith(".csv")
     found = read_profiles(Path(options.profile)) if is_file else paper_profiles(options.profile)
     return [
         profile.scaled(batch=options.batch, group=options.group, layers=options.layers)

@@ -9,6 +9,7 @@ h(m) is the share of the K chosen units among the first m guessed. Of two tasks 
 take turns. [PRR: its budget; the model is ours]
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,8 +70,8 @@ class PhaseTimes:
     is_fused: bool = False  # plain attention merges as it goes; else it is PRR without guesses
 
     def __post_init__(self) -> None:
-        if self.contention < 1:
-            raise BadOption(f"contention is at least 1, got {self.contention}")
+        if not 1 <= self.contention < math.inf:
+            raise BadOption(f"contention is at least 1 and finite, got {self.contention}")
 
     def keeping(self, units: int | float) -> float:
         """Seconds of attention to so many units that keeps the state of each."""

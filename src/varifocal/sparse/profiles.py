@@ -6,6 +6,7 @@ what was missed and for merging.
 """
 
 import csv
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,7 +126,7 @@ def read_profiles(path: Path) -> list[Profile]:
             rows = [*csv.DictReader(file)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadRequest(f"the profile {path} cannot be read as CSV: {error}") from error
-    columns = set(rows[0]) if rows else set()
+    columns = {*rows[0]} - {None} if rows else set()  # None: cells behind the last column
     missing = [name for name in _COLUMNS if name not in columns]
     unknown = sorted(str(c) for c in columns - {*_COLUMNS, *ASSUMED})
     if missing or unknown:
@@ -138,15 +139,21 @@ def read_profiles(path: Path) -> list[Profile]:
     for number, row in enumerate(rows, start=2):
         try:
             made.append(_profile(row))
-        except (TypeError, ValueError) as error:
+        except (OverflowError, ValueError, ZeroDivisionError) as error:
             raise BadRequest(f"line {number} of {path}: {error}") from error
     return made
 
 
 def _profile(row: Mapping[str, str]) -> Profile:
     """One line of a table; the unit of time there is the microsecond."""
+    if empty := [name for name in _COLUMNS if not row.get(name)]:
+        raise ValueError(f"it has nothing under {', '.join(empty)}")
+    if None in row:
+        raise ValueError("it has more cells than the head has columns")
     number = {name: float(row.get(name) or default) for name, default in ASSUMED.items()}
     given = {name: float(row[name]) for name in _COLUMNS[1:]}
+    if not all(map(math.isfinite, (*given.values(), *number.values()))):
+        raise ValueError("times and sizes must be finite numbers")
     if min(*given.values(), *number.values()) < 0 or given["layer_us"] <= 0:
         raise ValueError("times and sizes cannot be negative")
     select, attend = given["select_us"] * 1e-6, given["attend_us"] * 1e-6

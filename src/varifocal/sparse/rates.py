@@ -49,6 +49,10 @@ class RatesConfig:
     def __post_init__(self) -> None:
         if not self.contexts or not self.budgets or not self.selectors:
             raise BadOption("contexts, budgets and selectors: at least one of each is needed")
+        for name in ("contexts", "budgets", "selectors"):
+            given = getattr(self, name)
+            if len(set(given)) < len(given):
+                raise BadOption(f"{name} has one twice: {', '.join(map(str, given))}")
         if min(self.contexts) <= OWN or self.tokens < 1:
             raise BadOption(
                 f"contexts are more than {OWN} tokens and tokens at least 1, got "
@@ -189,6 +193,11 @@ def run_rates(
     Contexts that the target does not hold are refused before anything is read.
     """
     room = target.context_length - config.tokens
+    if room <= OWN:
+        raise BadOption(
+            f"{target.name} holds {target.context_length} tokens, so {config.tokens} cannot be "
+            "decoded behind a context: ask for fewer tokens"
+        )
     if max(config.contexts) > room:
         raise BadOption(
             f"{target.name} holds {target.context_length} tokens, but a context of "

@@ -42,6 +42,8 @@ class Reach:
 
     def count(self, unit: int) -> int:
         """Units of `unit` tokens that the budget holds."""
+        if unit < 1:
+            raise BadOption(f"a block has at least 1 token, got block_size={unit}")
         if self.budget < unit:
             raise BadOption(
                 f"a budget of {self.budget} tokens does not hold one block of {unit}: choose a "

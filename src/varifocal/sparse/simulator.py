@@ -111,6 +111,8 @@ def simulate(
     `rates` are for each of SHARES, or one for as many guesses as are chosen; fewer then hit in
     proportion and more hit no more. `contention` takes the place of the profile's.
     """
+    if isinstance(rates, float | int) and not 0 <= rates <= 1:
+        raise BadOption(f"wanted hit rates from 0 to 1, got {rates:g}")
     curve = hit_curve(rates) if isinstance(rates, float | int) else list(rates)
     if len(curve) != len(SHARES) or not all(0 <= rate <= 1 for rate in curve):
         raise BadOption(f"wanted {len(SHARES)} hit rates from 0 to 1, got {curve}")

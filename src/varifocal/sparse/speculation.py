@@ -1,5 +1,6 @@
 """How much to speculate: never more than fits under the measured time of selection. [PRR]"""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -90,6 +91,8 @@ class FixedSpeculation(Speculation):
     def __init__(self, share: float = 1.0) -> None:
         if share < 0:
             raise BadOption(f"the share of guesses cannot be negative, got {share}")
+        if not math.isfinite(share):
+            raise BadOption(f"the share of guesses must be a number such as 1.5, got {share}")
         self._share = share
 
     def guesses(self, layer: int, sizes: Sizes) -> int | None:

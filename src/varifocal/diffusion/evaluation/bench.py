@@ -167,11 +167,26 @@ def find_samplers(text: str, denoiser: MaskedDenoiser) -> tuple[Sampler[Any], ..
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise BadOption("no sampler was named; own is the one that a model was published with")
+    if with_options := [name for name in names if name.startswith(f"{OWN}:")]:
+        raise BadOption(
+            f"{with_options[0]}: own takes no options; name the sampler itself, here "
+            f"{own_sampler(denoiser)}:option=value"
+        )
     found = [samplers.find(own_sampler(denoiser) if name == OWN else name) for name in names]
     texts = [sampler.text for sampler in found]
     if twice := sorted({one for one in texts if texts.count(one) > 1}):
         raise BadOption(f"the sampler {twice[0]} is given twice; give it once")
     return tuple(found)
+
+
+def find_sampler(text: str, denoiser: MaskedDenoiser) -> Sampler[Any]:
+    """One sampler, as `find_samplers` reads it."""
+    found = find_samplers(text, denoiser)
+    if len(found) > 1:
+        raise BadOption(
+            f"wanted one sampler, got {len(found)}: {text}; only bench and tune take several"
+        )
+    return found[0]
 
 
 def own_sampler(denoiser: MaskedDenoiser) -> str:

@@ -7,6 +7,7 @@ its pieces: a long benchmark may be run in parts, and the last command puts them
 import hashlib
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Cells:
             ) from error
         if is_fresh:
             self.forget()
+            folder.mkdir(exist_ok=True)
 
     def find(self, key: Facts) -> Any:
         """What was kept for exactly this, or None."""
@@ -51,6 +53,7 @@ class Cells:
         name = self._name(key)
         self._known[name] = json.loads(json.dumps(content))  # as it comes back from a file
         if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)  # another run may have cleared it away
             stored = {"version": VERSION, "key": key, "content": content}
             write_atomically(self.folder / name, json.dumps(stored, allow_nan=False).encode())
 
@@ -60,7 +63,9 @@ class Cells:
         if self.folder is None or not self.folder.is_dir():
             return
         for path in self.folder.glob("*.cell.json"):
-            path.unlink()
+            path.unlink(missing_ok=True)  # two runs may share the folder
+        with suppress(OSError):  # something else is in it
+            self.folder.rmdir()
 
     @staticmethod
     def _name(key: Facts) -> str:

@@ -1,5 +1,6 @@
 """One run as a picture: the canvas from left to right, the steps from top to bottom."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,10 @@ def check_place(path: Path) -> None:
         raise BadOption(f"--picture writes .png or .svg, got {path}")
     if not path.parent.is_dir():
         raise BadOption(f"--picture {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise BadOption(f"--picture wants a file, but {path} is a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BadOption(f"--picture {path}: it cannot be written there")
 
 
 def _cells(result: DiffusionResult, unit: float) -> Iterator[Part]:

@@ -10,6 +10,7 @@ from varifocal.diffusion.tasks import Item, Split, Task
 from varifocal.errors import BadOption
 
 _LOOKED_AT = 100  # questions at least, before a canvas is called too small
+_MOST = 1_000_000  # questions of a task: drawing more takes minutes, decoding them weeks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +44,26 @@ def draw(
             f"a task needs one question at least, and skips 0 or more; got {number} and {skip}"
         )
     wanted = skip + number
+    if wanted > _MOST:
+        raise BadOption(
+            f"questions up to number {_MOST} of a task can be asked for, got {wanted}: ask for "
+            "fewer, or skip fewer"
+        )
     found: dict[str, Item] = {}
-    num_fitting = 0
+    num_fitting = newest = 0
     for index in count():
         if len(found) == wanted:
             break
         is_hopeless = index >= _LOOKED_AT and not found
-        if is_hopeless or index >= max(_LOOKED_AT, 100 * wanted):
-            raise BadOption(_too_few(task, wanted, canvas, split, num_fitting, len(found)))
+        is_spent = index - newest >= max(1000, 20 * len(found))  # only old ones for so long
+        if is_hopeless or is_spent or index >= max(_LOOKED_AT, 100 * wanted):
+            is_small = 100 * num_fitting < index
+            raise BadOption(_too_few(task, wanted, canvas, split, len(found), is_small=is_small))
         item = task.draw(index, split)
         if len(tokenizer.encode(item.answer, add_special_tokens=False)) < canvas:
             num_fitting += 1
-            found.setdefault(item.prompt, item)
+            if item.prompt not in found:
+                found[item.prompt], newest = item, index
     return Drawn(
         task=task,
         split=split,
@@ -66,9 +75,9 @@ def draw(
 
 
 def _too_few(
-    task: Task, number: int, canvas: int, split: Split, num_fitting: int, num_found: int
+    task: Task, number: int, canvas: int, split: Split, num_found: int, *, is_small: bool
 ) -> str:
-    if num_fitting < number:
+    if is_small:
         return (
             f"the answers of {task.name} do not fit a canvas of {canvas}: give a longer one; "
             f"canvas={task.canvas} is what the task is meant for"

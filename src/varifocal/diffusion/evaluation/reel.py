@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from varifocal.diffusion import formats, tasks
@@ -92,15 +93,19 @@ def record_reel(
 
 def load_reel(folder: Path) -> Reel:
     """What `record_reel` wrote."""
-    recordings = load_recordings(folder / RUNS)
     try:
+        recordings = load_recordings(folder / RUNS)
         about = json.loads((folder / ITEMS).read_text(encoding="utf-8"))
         items = tuple(Item(**item) for item in about["items"])
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         task = tasks.find(about["task"])
         if len(items) != len(recordings):
             raise ValueError(f"{len(items)} questions, {len(recordings)} runs")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not items:
+            raise ValueError("it holds no runs")
+        for item, recording in zip(items, recordings, strict=True):
+            _check(recording, item, str(about["model"]), tokenizer)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise BadArtifact(
             f"{folder} is not what `varifocal diffusion record` wrote ({error}); record again"
         ) from error
@@ -111,6 +116,38 @@ def load_reel(folder: Path) -> Reel:
         recordings=tuple(recordings),
         tokenizer=tokenizer,
     )
+
+
+def _check(
+    recording: Recording, item: Item, model: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Raises ValueError where a run is not this question's, or not one that a decoding leaves."""
+    facts, steps = recording.facts, recording.num_steps
+    if facts.model != model:
+        raise ValueError(f"the runs are of {facts.model}, the questions of {model}")
+    if list(facts.prompt) != tokenizer.encode(item.prompt, add_special_tokens=False):
+        raise ValueError("a run's prompt is not its question: they do not belong together")
+    per_step = (steps, facts.plan.canvas)
+    shapes = {
+        **dict.fromkeys(("argmax", "confidence", "gap", "entropy", "fresh"), per_step),
+        **dict.fromkeys(("tokens", "token_confidence", "token_step"), per_step[1:]),
+        "num_computed": (steps,),
+        "seconds": (steps, 3),
+    }
+    for name, shape in shapes.items():
+        if (got := getattr(recording, name).shape) != shape:
+            raise ValueError(f"{name} has the shape {got} where {shape} is wanted")
+    size = max(len(tokenizer), facts.mask + 1)
+    for name in ("argmax", "tokens"):
+        ids = getattr(recording, name)
+        if not ((ids >= 0) & (ids < size)).all():
+            raise ValueError(f"{name} has ids beyond the {size} of the tokenizer")
+    is_fresh, committed = recording.fresh, recording.token_step
+    for name in ("confidence", "gap", "entropy"):
+        if np.isnan(getattr(recording, name)[is_fresh]).any():
+            raise ValueError(f"{name} holds NaN")
+    if not is_fresh.any(1).all() or not ((committed >= 0) & (committed <= steps)).all():
+        raise ValueError("it has a step that computed nothing, or tokens of steps that it lacks")
 
 
 def replay_reel(reel: Reel, gates: str, step: Step = lambda: None) -> list[Replayed]:

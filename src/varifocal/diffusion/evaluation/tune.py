@@ -5,12 +5,13 @@ best setting of cvc, those of bwec beside it run live, as latch.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import count, product
 from typing import Any
 
 from varifocal.diffusion import gates, samplers, tasks
-from varifocal.diffusion.evaluation.contest import weights_of
+from varifocal.diffusion.evaluation.cells import Cells, Facts
+from varifocal.diffusion.evaluation.contest import CHUNK, code_digest, weights_of
 from varifocal.diffusion.evaluation.items import Drawn, draw
 from varifocal.diffusion.evaluation.measure import Setup, live, record
 from varifocal.diffusion.evaluation.outcome import is_right
@@ -47,8 +48,8 @@ class TuneConfig:
             raise BadOption(
                 f"give one canvas for each of {len(self.tasks)} tasks, got {len(self.canvases)}"
             )
-        if self.loss < 0:
-            raise BadOption(f"loss must be 0 points or more, got {self.loss}")
+        if not 0 <= self.loss <= 100:
+            raise BadOption(f"loss is in points, from 0 to 100, got {self.loss:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +150,11 @@ def tune(
     settings: Mapping[str, Sequence[str]] | None = None,
     local: Sequence[str] | None = None,
     done: Done = lambda now, total: None,
+    cells: Cells | None = None,
 ) -> Tuning:
     """One full run of every question, which all settings watch; then latch with `local` ones.
+
+    What `cells` hold is not run again.
 
     Of a gate's settings that hurt no more than `loss` points on any task the one with the fewest
     forwards is chosen; of none, the one that hurts least.
@@ -171,7 +175,8 @@ def tune(
     def tick() -> None:
         done(next(ticks), total)
 
-    sums = [_counts(place, panel, tick) for place in places]
+    kept = cells or Cells()
+    sums = [_counts(place, panel, kept, tick) for place in places]
     whose = [gate for gate, own in tried.items() for _ in own]
     trials = [
         Trial(
@@ -190,7 +195,7 @@ def tune(
     }
     cvc = chosen["cvc"].setting.removeprefix("cvc")
     texts = [f"latch{cvc}:{way}" for way in ways]
-    by_gate["latch"] = [_live(places, sums, text, loss, tick) for text in texts]
+    by_gate["latch"] = [_live(places, sums, text, loss, kept, tick) for text in texts]
     return Tuning(
         chosen=chosen | {"latch": choose(by_gate["latch"], loss)},
         published={gate: own[0] for gate, own in by_gate.items()},
@@ -222,6 +227,7 @@ class Place:
     setup: Setup
     items: Sequence[Item]
     sampler: Sampler[Any]
+    facts: Facts  # what its pieces depend on, beside their settings
 
     @classmethod
     def of(
@@ -230,7 +236,19 @@ class Place:
         """With one of a config's samplers."""
         plan = Plan(canvas=drawn.canvas, block=config.block)
         setup = Setup(denoiser=denoiser, task=drawn.task, plan=plan, batch=config.batch)
-        return cls(setup=setup, items=drawn.items, sampler=sampler)
+        facts: Facts = {
+            "model": denoiser.name,
+            "weights": weights_of(denoiser),
+            "dtype": str(denoiser.dtype),
+            "device": denoiser.device.type,
+            "batch": None if denoiser.exact_rows else config.batch,
+            "code": code_digest(),
+            "task": drawn.task.name,
+            "split": drawn.split,
+            "plan": asdict(plan),
+            "sampler": sampler.text,
+        }
+        return cls(setup=setup, items=drawn.items, sampler=sampler, facts=facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,10 +260,31 @@ class _Sums:
     full: list[tuple[bool, int]]  # of each question: whether it is right, NFE
 
 
-def _counts(place: Place, panel: Panel, done: Callable[[], None]) -> _Sums:
+def _counts(place: Place, panel: Panel, cells: Cells, done: Callable[[], None]) -> _Sums:
+    size = len(panel.members)
+    sums = _Sums(hurt=[0] * size, cost=[0.0] * size, full=[])
+    settings = [member.text for member in panel.members]
+    for first in range(0, len(place.items), CHUNK):
+        some = place.items[first : first + CHUNK]
+        piece = {"items": [first, first + len(some)], "settings": settings}
+        key = place.facts | {"what": "watched"} | piece
+        content = cells.find(key)
+        if content is None:
+            content = asdict(_watched(place, some, panel, done))
+            cells.keep(key, content)
+        else:
+            for _ in some:
+                done()
+        sums.hurt[:] = map(sum, zip(sums.hurt, content["hurt"], strict=True))
+        sums.cost[:] = map(sum, zip(sums.cost, content["cost"], strict=True))
+        sums.full.extend((right, nfe) for right, nfe in content["full"])
+    return sums
+
+
+def _watched(place: Place, items: Sequence[Item], panel: Panel, done: Callable[[], None]) -> _Sums:
     setup, size = place.setup, len(panel.members)
     sums = _Sums(hurt=[0] * size, cost=[0.0] * size, full=[])
-    for item, full, recording in record(setup, place.items, place.sampler):
+    for item, full, recording in record(setup, items, place.sampler):
         tokenizer = setup.denoiser.tokenizer
         watched = replay(recording, panel, tokenizer, format=setup.format)
         seats: dict[int, Seat] = watched.steps[-1].told["seats"]
@@ -266,6 +305,7 @@ def _live(
     sums: Sequence[_Sums],
     text: str,
     loss: float,
+    cells: Cells,
     done: Callable[[], None],
 ) -> Trial:
     """A setting of latch, place by place until it hurts more than it may."""
@@ -273,10 +313,17 @@ def _live(
     hurt, cost = list[float](), list[float]()
     for place, known in zip(places, sums, strict=True):
         if not hurt or hurt[-1] <= loss:
-            outcomes = live(place.setup, place.items, place.sampler, gate)
-            pairs = list(zip(outcomes, known.full, strict=True))
-            hurt.append(sum(right and not o.is_right for o, (right, _) in pairs) / len(pairs))
-            cost.append(sum(o.nfe / nfe for o, (_, nfe) in pairs) / len(pairs))
+            key = place.facts | {"what": "live", "items": [0, len(place.items)], "gate": gate.text}
+            content = cells.find(key)
+            if content is None:
+                outcomes = live(place.setup, place.items, place.sampler, gate)
+                content = [[outcome.is_right, outcome.nfe] for outcome in outcomes]
+                cells.keep(key, content)
+            pairs = list(zip(content, known.full, strict=True))
+            hurt.append(
+                sum(right and not is_right for (is_right, _), (right, _) in pairs) / len(pairs)
+            )
+            cost.append(sum(nfe / full for (_, nfe), (_, full) in pairs) / len(pairs))
         done()
     return Trial(gate="latch", setting=gate.text, hurt=tuple(hurt), nfe_share=tuple(cost))
 
