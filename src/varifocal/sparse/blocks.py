@@ -186,7 +186,8 @@ class BlockCache:
             if part is not None and not part.isfinite().all():
                 raise BadRequest(
                     f"{name} hold NaN or infinity, so no block can be ranked or left out; the "
-                    "model overflows in this dtype: use bfloat16 or float32"
+                    "model overflows in this dtype (use bfloat16 or float32), or its weights are "
+                    "damaged"
                 )
 
     def _reserve(self, row: int, blocks: int) -> None:

@@ -93,7 +93,10 @@ class Queries:
                 f"{shape.head_dim}, got shape {tuple(self.vectors.shape)}"
             )
         if not self.vectors.isfinite().all():
-            raise BadRequest("queries hold NaN or infinity: the model overflows in this dtype")
+            raise BadRequest(
+                "queries hold NaN or infinity: the model overflows in this dtype (use bfloat16 or "
+                "float32), or its weights are damaged"
+            )
         lengths = cache.lengths(layer)[self.rows]
         if bool((self.visible < 1).any()) or bool((self.visible > lengths).any()):
             raise BadRequest(
