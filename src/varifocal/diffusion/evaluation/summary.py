@@ -124,9 +124,9 @@ def _about(summary: Summary, rows: Sequence[Row]) -> Iterator[str]:
     if summary.gate_share is not None and summary.added_milliseconds is not None:
         spent = summary.added_milliseconds
         yield (
-            f"The gate adds {summary.added_share or 0.0:.1%} to a step at most, {spent:.2f} ms; "
-            "with its part of the fixed cost of statistics, which are read without a gate as well, "
-            f"{summary.gate_share:.1%} are its. Beside a forward of {_LARGE:g} ms, assumed for 8 "
+            f"The gate adds {summary.added_share or 0.0:.1%} to a step at most, {spent:.2f} ms "
+            f"({summary.gate_share:.1%} where it is charged its part of what reading statistics "
+            f"costs without a gate as well). Beside a forward of {_LARGE:g} ms, assumed for 8 "
             f"billion parameters on a GPU, it would add {spent / (spent + _LARGE):.1%}; statistics "
             "over that vocabulary come on top."
         )
