@@ -90,6 +90,16 @@ class ReachOptions:
         return reach
 
 
+Selectors = Annotated[
+    str,
+    typer.Option(
+        "--selectors",
+        metavar="A,B",
+        help="quest, infllm; lightning, lightning_tokens with an indexer.",
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class IndexerOptions:
     """What the lightning selectors score by."""

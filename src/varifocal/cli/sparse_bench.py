@@ -14,6 +14,7 @@ from varifocal.cli._sparse_options import (
     IndexerOptions,
     ModelOptions,
     ReachOptions,
+    Selectors,
     model_from,
     queues_from,
 )
@@ -34,14 +35,7 @@ class MeasureOptions(ReachOptions, IndexerOptions):
     budget: Annotated[
         int, typer.Option("--budget", help="Tokens that the selector may choose.")
     ] = 512
-    selectors: Annotated[
-        str,
-        typer.Option(
-            "--selectors",
-            metavar="A,B",
-            help="quest, infllm; lightning, lightning_tokens with an indexer.",
-        ),
-    ] = "quest,infllm"
+    selectors: Selectors = "quest,infllm"
     predictors: Annotated[
         str,
         typer.Option("--predictors", metavar="A,B", help="last is measured beside them always."),

@@ -11,7 +11,7 @@ import typer
 from varifocal.cli._inputs import names
 from varifocal.cli._options import OutputOptions
 from varifocal.cli._output import Output, check_writable, write_whole
-from varifocal.cli._sparse_options import IndexerOptions, ModelOptions, model_from
+from varifocal.cli._sparse_options import IndexerOptions, ModelOptions, Selectors, model_from
 from varifocal.cli._sparse_texts import TextOptions, draw_nested_from
 from varifocal.errors import BadOption
 
@@ -26,14 +26,7 @@ _LENGTHS = (2000, 4000, 8000)  # of which those that fit are the default
 class RateOptions(IndexerOptions):
     """What is measured."""
 
-    selectors: Annotated[
-        str,
-        typer.Option(
-            "--selectors",
-            metavar="A,B",
-            help="quest, infllm; lightning, lightning_tokens with an indexer.",
-        ),
-    ] = "quest,infllm"
+    selectors: Selectors = "quest,infllm"
     predictors: Annotated[
         str,
         typer.Option(
