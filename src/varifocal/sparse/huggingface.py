@@ -163,7 +163,7 @@ class SparseCache(AttendingCache):
     def calibrate(self) -> PhaseTimes | None:
         """Measure what phases take at the present length, and guess as many blocks as pays.
 
-        Takes some forty steps of a layer. None, and no guesses, where the text is too short to
+        Takes up to 32 steps of a layer. None, and no guesses, where the text is too short to
         measure; there the budget holds all of it anyway, or nearly.
         """
         self._waits_to_measure = False
