@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Is the simulator of PRR within 10 % of two threads here, and what do two threads bring? Under four
+# Is the simulator of PRR within 10 % of two threads here, and what do two threads bring? Six
 # minutes on a quiet machine with two cores; on a busy one neither question is answered. Phases of
 # known length first, which hold the schedule alone to the simulator; then real ones at four lengths;
 # then tokens of the tiny model, over three periods of the guard, and of MODEL, a folder of

@@ -1,14 +1,21 @@
 """The budget of guesses: under the measured time of selection, and nothing where nothing pays."""
 
+from contextlib import nullcontext
+from threading import Lock
+from time import sleep
+
 import pytest
 import torch
 from sparse_examples import asking, filled
 
 from varifocal.errors import BadOption, BadRequest
+from varifocal.sparse.kernels import BlockKernel
 from varifocal.sparse.phases import SHARES, Line, PhaseTimes
-from varifocal.sparse.profiling import Trial, measure
+from varifocal.sparse.profiling import Care, Profiler, Trial, measure
+from varifocal.sparse.queues import TwoThreads
 from varifocal.sparse.runtime import SparseAttention
 from varifocal.sparse.selection import Reach
+from varifocal.sparse.selectors import Quest
 from varifocal.sparse.speculation import FixedSpeculation, ProfiledSpeculation, Sizes
 
 
@@ -116,6 +123,38 @@ def test_measured_times_are_positive_and_leave_the_cache_alone():
     with pytest.raises(BadRequest, match="at least 8 units of 4 keys to measure at, got 3"):
         short = filled([12])
         measure(Trial(cache=short, reach=reach, layer=0), asking(short))
+
+
+@pytest.mark.parametrize("is_crowded", [False, True])
+def test_contention_is_what_two_threads_cost_each_other(monkeypatch, is_crowded):
+    """Both phases sleep, side by side or, on a machine without room for both, by turns."""
+    room = Lock() if is_crowded else nullcontext()
+    scores, compute = Quest.scores, BlockKernel.compute
+
+    def score(self, cache, layer, queries):
+        with room:
+            sleep(0.01 + 8e-4 * cache.num_blocks(int(queries.visible.max())))
+        return scores(self, cache, layer, queries)
+
+    def attend(self, cache, layer, queries, wanted):
+        if number := int(wanted.sum()):
+            with room:
+                sleep(0.01 + 2e-4 * number)
+        return compute(self, cache, layer, queries, wanted)
+
+    monkeypatch.setattr(Quest, "scores", score)
+    monkeypatch.setattr(BlockKernel, "compute", attend)
+    cache = filled([60])
+    care = Care(typical=min)  # a busy machine wakes sleepers late
+    trial = Trial(cache=cache, reach=Reach(budget=8, first=2, recent=3), layer=0, care=care)
+    with TwoThreads() as queues:
+        profiler = Profiler(trial, asking(cache), queues)
+        for _ in range(4):
+            profiler.round(asking(cache))
+    got = profiler.times()
+    # Together: what the shorter phase adds to the longer one, for each second that it takes.
+    added = (got.contention * 0.012 + got.handover) / 0.012
+    assert (added > 1.5) == is_crowded
 
 
 def test_settings_out_of_range_are_refused():

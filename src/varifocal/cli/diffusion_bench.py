@@ -1,7 +1,7 @@
 """`varifocal diffusion bench` and `tune`: what gates keep and what they save."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -219,14 +219,8 @@ def _measured(
             at[:] = [done, total]
             bar.at(done, total, label)
 
-        try:
+        with _told_if_interrupted(cells, out, "--report DIR", lambda: f"{at[0]} of {at[1]}"):
             result = run_bench(config, denoisers, cells=cells, progress=progress)
-        except KeyboardInterrupt:
-            kept = "nothing is kept without --report DIR or --json FILE"
-            if cells.folder is not None:
-                kept = f"{at[0]} of {at[1]} pieces are in {cells.folder}; the same command goes on"
-            out.note(f"interrupted; {kept}")
-            raise typer.Exit(130) from None
     if cells.num_found:
         out.note(f"{cells.num_found} pieces were in {cells.folder} already")
     return result
@@ -315,7 +309,10 @@ def tune(tune: TuneOptions, model: DenoiserOptions, output: OutputOptions) -> No
     samplers = tuple(sampler.text for sampler in find_samplers(tune.samplers, denoiser))
     config = replace(asked, samplers=samplers)
     cells = _kept(tune.out or output.json)
-    with out.progress("trying settings", None) as bar, _told_if_interrupted(cells, out):
+    with (
+        out.progress("trying settings", None) as bar,
+        _told_if_interrupted(cells, out, "--out FILE"),
+    ):
         tuning = choose(config, denoiser, done=bar.at, cells=cells)
     out.table(_tuned(tuning))
     if tune.out is not None:
@@ -335,13 +332,16 @@ def _kept(file: "Path | str | None") -> "Cells":
 
 
 @contextmanager
-def _told_if_interrupted(cells: "Cells", out: Output) -> Iterator[None]:
+def _told_if_interrupted(
+    cells: "Cells", out: Output, option: str, done: Callable[[], str] = lambda: "finished"
+) -> Iterator[None]:
+    """Say what is kept, and what would have kept it: `option`, or --json."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = "nothing is kept without --out FILE or --json FILE"
+        kept = f"nothing is kept without {option} or --json FILE"
         if cells.folder is not None:
-            kept = f"finished pieces are in {cells.folder}; the same command goes on"
+            kept = f"{done()} pieces are in {cells.folder}; the same command goes on"
         out.note(f"interrupted; {kept}")
         raise typer.Exit(130) from None
 
